@@ -1,0 +1,1 @@
+"""PAT: adaptive tensor parallelism for the generation stage of synchronous RLHF."""

@@ -1,0 +1,1 @@
+"""The switch of tensor-parallel size inside running SGLang processes."""

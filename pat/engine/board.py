@@ -1,0 +1,106 @@
+"""What every rank shows of itself in shared memory: its live requests, its steps, its last switch.
+
+Each scheduler process writes its own part and nobody else's; the engine's main process reads all of them without
+sending a message, so that the policy sees the whole group's state at a cost of microseconds a step.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+MAX_LIVE = 8192  # requests of one rank; more are counted, but not listed
+MAX_STEPS = 1 << 16  # ring of steps
+RECORD_BYTES = 1 << 16
+HEADER = np.dtype(
+    [("version", "i8"), ("live", "i8"), ("steps", "i8"), ("tp", "i8"), ("epoch", "i8"), ("record", "i8")]
+)
+STEP = np.dtype(
+    [
+        ("start", "f8"),  # time.monotonic(), one clock for all processes of a machine
+        ("seconds", "f8"),  # the whole scheduler iteration
+        ("decode", "i8"),  # 1 decode, 0 prefill
+        ("tp", "i8"),
+        ("batch", "i8"),  # requests
+        ("context", "i8"),  # sum of their tokens in KV after the step
+        ("tokens", "i8"),  # tokens computed in this step
+    ]
+)
+LIVE = np.dtype([("prompt", "i8"), ("generated", "i8")])
+
+
+class Board:
+    """The shared part of one rank. ``create`` by the engine before its processes start, ``open`` in each."""
+
+    def __init__(self, path: Path, mode: str) -> None:
+        sizes = [HEADER.itemsize, LIVE.itemsize * MAX_LIVE, STEP.itemsize * MAX_STEPS, RECORD_BYTES]
+        memory = np.memmap(path, dtype=np.uint8, mode=mode, shape=(sum(sizes),))
+        ends = np.cumsum(sizes)
+        header, live, steps, record = (memory[end - size : end] for end, size in zip(ends, sizes, strict=True))
+        self.header = header.view(HEADER)[0:1]
+        self.live, self.steps, self.record = live.view(LIVE), steps.view(STEP), record
+
+    @classmethod
+    def create(cls, directory: Path, rank: int) -> Board:
+        return cls(directory / f"board.{rank}", "w+")
+
+    @classmethod
+    def open(cls, directory: Path, rank: int) -> Board:
+        return cls(directory / f"board.{rank}", "r+")
+
+    # --- written by the rank -------------------------------------------------------------------------------
+    def show_live(self, prompts: list[int], generated: list[int]) -> None:
+        """Publish the live requests: prompt and generated tokens of each."""
+        count = min(len(prompts), MAX_LIVE)
+        self.header["version"] += 1  # odd: being written
+        self.live["prompt"][:count] = prompts[:count]
+        self.live["generated"][:count] = generated[:count]
+        self.header["live"] = len(prompts)
+        self.header["version"] += 1
+
+    def show_step(self, **step: float) -> None:
+        index = int(self.header["steps"][0])
+        row = self.steps[index % MAX_STEPS : index % MAX_STEPS + 1]
+        for key, value in step.items():
+            row[key] = value
+        self.header["steps"] = index + 1
+
+    def show_switch(self, record: dict, tp: int, epoch: int) -> None:
+        data = json.dumps(record).encode()
+        if len(data) > RECORD_BYTES:
+            raise ValueError(f"switch record of {len(data)} bytes does not fit {RECORD_BYTES}")
+        self.record[: len(data)] = np.frombuffer(data, dtype=np.uint8)
+        self.header["record"], self.header["tp"], self.header["epoch"] = len(data), tp, epoch
+
+    # --- read by the engine --------------------------------------------------------------------------------
+    @property
+    def live_count(self) -> int:
+        return int(self.header["live"][0])
+
+    @property
+    def step_count(self) -> int:
+        return int(self.header["steps"][0])
+
+    def read_live(self) -> list[tuple[int, int]]:
+        """(prompt tokens, generated tokens) of each live request, of one moment."""
+        for _ in range(1000):
+            before = int(self.header["version"][0])
+            rows = self.live[: min(self.live_count, MAX_LIVE)].copy()
+            if before % 2 == 0 and before == int(self.header["version"][0]):
+                return list(zip(rows["prompt"].tolist(), rows["generated"].tolist(), strict=True))
+            time.sleep(0)
+        raise TimeoutError("a rank's board was being written for 1000 reads in a row")
+
+    def read_switch(self) -> dict:
+        return json.loads(bytes(self.record[: int(self.header["record"][0])]))
+
+    def read_steps(self, since: int) -> pl.DataFrame:
+        """Steps number ``since`` and later (those that the ring still holds), in order; columns as STEP."""
+        last = self.step_count
+        first = max(since, last - MAX_STEPS)
+        rows = self.steps[np.arange(first, last) % MAX_STEPS]
+        return pl.DataFrame({name: rows[name].copy() for name in STEP.names})

@@ -1,0 +1,99 @@
+"""The one place that decides: reads the state of all ranks, asks the policy, has the engine switch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from pat.policy import Policy, RolloutState
+
+if TYPE_CHECKING:
+    from pat.engine.api import Engine
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.02  # seconds between looks at the boards; a look costs microseconds
+STEPS_BETWEEN_DECISIONS = 32  # decode steps after which the policy is asked even if nothing finished
+
+
+class Controller:
+    """Runs beside the generation in the engine's event loop.
+
+    Decides when requests have arrived and no more do, when one finished, and every few steps.
+    """
+
+    def __init__(self, engine: Engine, policy: Policy) -> None:
+        self.engine, self.policy = engine, policy
+        self.task: asyncio.Task | None = None
+        self.decision_s: list[float] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """A new generation stage: counters of the limits start again."""
+        self.switches, self.switch_s, self.started = 0, 0.0, None
+        self._decided_at: tuple[int, int] = (0, 0)
+        self._last_live = 0
+
+    def start(self) -> None:
+        """Start deciding; raises what ended an earlier run of this controller."""
+        if self.task is not None and self.task.done() and not self.task.cancelled():
+            self.task.result()
+        if self.task is None or self.task.done():
+            self.task = asyncio.ensure_future(self._run())
+
+    async def stop(self) -> None:
+        """Stop deciding, after a switch in progress has ended; raises what ended the run early."""
+        if self.task is None:
+            return
+        task, self.task = self.task, None
+        if not task.done():
+            async with self.engine.switching:
+                task.cancel()
+        try:
+            await task
+        except asyncio.CancelledError:
+            pass
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_S)
+            if self._due():
+                await self._decide()
+
+    def _due(self) -> bool:
+        """Whether something happened that the policy should see."""
+        live, steps = self.engine.progress()
+        arriving, self._last_live = live > self._last_live, live
+        if not live or arriving:  # idle, or a batch is still coming in
+            return False
+        decided_live, decided_steps = self._decided_at
+        if live == decided_live and steps - decided_steps < STEPS_BETWEEN_DECISIONS:
+            return False
+        self._decided_at = (live, steps)
+        return True
+
+    async def _decide(self) -> None:
+        self.started = self.started or time.monotonic()
+        state = self.state()
+        if not any(state.replicas):
+            return
+        before = time.perf_counter()
+        decision = self.policy.decide(state)
+        self.decision_s.append(time.perf_counter() - before)
+        if decision.tp != state.tp:
+            record = await self.engine.async_switch(decision.tp, kv=decision.kv, decision=decision, state=state)
+            self.switches += 1
+            self.switch_s += record["total_s"]
+
+    def state(self) -> RolloutState:
+        elapsed = time.monotonic() - self.started if self.started else 0.0
+        return RolloutState(
+            tp=self.engine.layout.tp,
+            replicas=self.engine.live(),
+            cap=self.engine.max_new_tokens,
+            switches=self.switches,
+            switch_s=self.switch_s,
+            elapsed_s=elapsed,
+        )

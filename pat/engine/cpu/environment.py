@@ -1,0 +1,68 @@
+"""What must be set before SGLang is imported on a machine without a GPU (read in SGLang 0.5.23)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+STUBS = Path(__file__).parent / "stubs"
+
+
+def has_accelerator() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def prepare() -> None:
+    """Set the variables and the import path that SGLang's CPU engine needs; before SGLang is imported.
+
+    Does nothing on a machine with an accelerator. Values that the user has set are kept.
+    """
+    if has_accelerator():
+        return
+    defaults = {
+        "SGLANG_USE_CPU_ENGINE": "1",  # without it RoPE asks for vllm
+        "OMP_NUM_THREADS": "1",  # one core a rank
+        "TORCH_COMPILE_DISABLE": "1",  # else the first tp > 1 forward compiles for seconds
+        "TOKENIZERS_PARALLELISM": "false",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    for key, value in defaults.items():
+        os.environ.setdefault(key, value)
+    add_stubs()
+
+
+def thread_binding(ranks: int) -> dict[str, str]:
+    """Variable that SGLang asserts with more ranks than NUMA nodes; PAT pins each rank to a core itself."""
+    return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(rank % os.cpu_count()) for rank in range(ranks))}
+
+
+def pin_to_core(rank: int) -> None:
+    """Keep this rank's process on one core: two spinning ranks on one core would wait for each other."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+
+
+def add_stubs() -> None:
+    """Make SGLang importable: stand-ins for the packages without a CPU wheel, last on the path."""
+    if str(STUBS) not in sys.path and not all(
+        importlib.util.find_spec(name) for name in ("sgl_kernel", "torchvision")
+    ):
+        sys.path.append(str(STUBS))
+
+
+def server_args() -> dict:
+    """Arguments of sglang.Engine for the CPU; a caller's own values win over them."""
+    if has_accelerator():
+        return {}
+    return {
+        "device": "cpu",
+        "attention_backend": "torch_native",
+        "sampling_backend": "pytorch",
+        "skip_server_warmup": True,
+        "sleep_on_idle": True,  # an idle replica would otherwise spin and take a core from the others
+        "max_total_tokens": 16384,
+    }

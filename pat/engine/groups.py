@@ -1,0 +1,89 @@
+"""Communicators of every tensor-parallel size, made once at start-up and swapped at a switch.
+
+All ranks of a node join one world of N. SGLang's data-parallel replicas normally know nothing of each other; here
+each scheduler process is started as a replica of tp 1 and additionally holds the groups of every wider size.
+"""
+
+from __future__ import annotations
+
+
+from pat.engine import sglang_api as sg
+from pat.engine.settings import Settings
+from pat.layout import Layout
+
+# Group handles of SGLang's parallel context that follow the tensor-parallel size.
+TP_GROUPS = ("world_group", "tp_group", "attn_tp_group", "moe_tp_group")
+# Groups that stay of one rank at every size that PAT supports.
+SINGLE_GROUPS = ("moe_ep_group", "moe_dp_group", "attn_cp_group")
+
+
+def widths(layout: Layout, rank: int) -> dict[str, int]:
+    """Sizes and ranks that SGLang derives from tp, for the parallel context of ``rank``."""
+    names = ("tp", "attn_tp", "moe_tp")
+    return {f"{name}_size": layout.tp for name in names} | {
+        f"{name}_rank": layout.tp_rank(rank) for name in names
+    }
+
+
+class Groups:
+    """The world of N ranks and, for each tp, what the parallel context must say."""
+
+    def __init__(self, settings: Settings, rank: int, backend: str, gpu_id: int) -> None:
+        sg.init_distributed_environment(
+            backend=backend,
+            world_size=settings.ranks,
+            rank=rank,
+            local_rank=gpu_id,
+            distributed_init_method=settings.init_method,
+            timeout=int(settings.deadline_s),
+        )
+        self.rank = rank
+        self.topology: dict[int, dict] = {}
+        parallel = sg.get_parallel()
+        with parallel.override(**widths(Layout(settings.ranks, settings.ranks), rank)):
+            sg.initialize_model_parallel()  # SGLang's own builder, once, at the full width
+        built = {name: parallel._stamp[name] for name in TP_GROUPS + SINGLE_GROUPS if name in parallel._stamp}
+        self.world = built["tp_group"]
+        for tp in sorted(set(settings.tp_sizes) | {1}):
+            layout = Layout(settings.ranks, tp)
+            group = (
+                self.world
+                if tp == settings.ranks
+                else sg.init_model_parallel_group(
+                    [list(ranks) for ranks in layout.replicas], gpu_id, backend, group_name=f"pat_tp{tp}"
+                )
+            )
+            follow = {name: group for name in TP_GROUPS if name in built}
+            single = {
+                name: built[name] for name in SINGLE_GROUPS if name in built and built[name].world_size == 1
+            }
+            self.topology[tp] = widths(layout, rank) | follow | single
+
+    def tp_group(self, tp: int):
+        return self.topology[tp]["tp_group"]
+
+    def apply(self, tp: int) -> None:
+        """Make ``tp`` what SGLang reads from now on; SGLang validates the set as a whole."""
+        sg.get_parallel().override_permanently(**self.topology[tp])
+        state = sg.parallel_state
+        state._TP = state._ATTN_TP = self.topology[tp]["tp_group"]
+        state._WORLD = self.topology[tp]["world_group"]
+
+
+_groups: Groups | None = None
+
+
+def current() -> Groups:
+    if _groups is None:
+        raise RuntimeError("PAT's process groups are not built: SGLang did not call its group bootstrap")
+    return _groups
+
+
+def build(settings: Settings, *, backend: str, server_args, gpu_id: int) -> None:
+    """Replace SGLang's own group bootstrap in a scheduler process."""
+    global _groups
+    parallel = sg.get_parallel()
+    _groups = Groups(settings, parallel.dp_rank, backend, gpu_id)
+    _groups.apply(1)
+    sg.parallel_state._tag_groups_for_flashinfer_allreduce_only()
+    sg.initialize_dp_attention(server_args=server_args)

@@ -1,0 +1,183 @@
+"""PAT as a plugin of SGLang 0.5.23 (entry point ``sglang.srt.plugins``): the hooks, and what they do.
+
+Loaded by SGLang in the engine, the data-parallel controller, the detokenizer and every scheduler process. It does
+nothing in an engine that was not started by ``pat.Engine``. The names that it touches are in ``sglang_api``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from pat.engine import groups
+from pat.engine import sglang_api as sg
+from pat.engine.board import Board
+from pat.engine.cpu import environment
+from pat.engine.cpu.allreduce import SharedMemoryCollectives, supported
+from pat.engine.settings import Settings
+from pat.layout import Layout
+
+# Keys of the SetInternalStateReq messages (values are numbers) that PAT sends.
+SWITCH = "pat_tp"  # a switch to this tp, with pat_epoch and pat_migrate (0: recompute); every rank answers
+ROUTE = "pat_route"  # for the data-parallel controller alone: requests go to the leaders of this tp
+
+
+def register() -> None:
+    """Register all hooks; called by SGLang once a process, before anything is built."""
+    settings = Settings.from_environment()
+    if settings is None:
+        return
+    on_cpu = not environment.has_accelerator()
+    if on_cpu:
+        environment.add_stubs()
+    sg.check()
+    hook, kind = sg.HookRegistry.register, sg.HookType
+    hook(sg.path("Scheduler"), scheduler_class(settings), kind.REPLACE)
+    hook(
+        sg.path("init_parallel_groups"),
+        lambda original, **kwargs: groups.build(
+            settings, backend=kwargs["backend"], server_args=kwargs["server_args"], gpu_id=kwargs["gpu_id"]
+        ),
+        kind.AROUND,
+    )
+    controller = sg.path("DataParallelController")
+    hook(f"{controller}.send_control_message", RouteToLeaders(settings), kind.AROUND)
+    hook(f"{sg.path('SamplingBatchInfo')}.from_schedule_batch", fill_in_seeds, kind.AROUND)
+    if on_cpu:
+        hook(f"{controller}.event_loop", controller_event_loop, kind.REPLACE)
+        if supported():
+            collectives = SharedMemoryCollectives(settings.path, settings.deadline_s)
+            coordinator = sg.path("GroupCoordinator")
+            hook(f"{coordinator}.all_reduce", collectives.all_reduce, kind.AROUND)
+            hook(f"{coordinator}.all_gather", collectives.all_gather, kind.AROUND)
+    (settings.path / f"plugin.{os.getpid()}").touch()  # SGLang only logs a plugin that fails: show that this one ran
+
+
+def scheduler_class(settings: Settings) -> type:
+    """SGLang's scheduler with a switcher, a board, and answers from leaders only."""
+    from pat.engine.switch import Switcher
+
+    class PatScheduler(sg.Scheduler):
+        def __init__(self, *args, **kwargs) -> None:
+            if not environment.has_accelerator():
+                environment.pin_to_core(sg.get_parallel().dp_rank)
+            super().__init__(*args, **kwargs)
+            rank = groups.current().rank
+            self.board = Board.open(settings.path, rank)
+            self.switcher = Switcher(self, settings, groups.current(), self.board)
+            self._step_start = self._busy_since = None
+
+        def init_tp_model_worker(self) -> None:
+            # SGLang broadcasts the seed assuming that global rank and tp rank are the same: give the seed instead.
+            self.tp_worker = sg.TpModelWorker(
+                server_args=self.server_args,
+                gpu_id=sg.get_device().gpu_id,
+                nccl_port=self.nccl_port,
+                random_seed=sg.get_device().random_seed,
+            )
+
+        def set_internal_state(self, recv_req):
+            values = recv_req.server_args
+            if SWITCH not in values:
+                return super().set_internal_state(recv_req)
+            self._busy_since = None
+            done = self.switcher.switch(
+                int(values[SWITCH]), int(values["pat_epoch"]), "migrate" if values["pat_migrate"] else "recompute"
+            )
+            return sg.SetInternalStateReqOutput(updated=done)
+
+        def send_abort_output(self, abort_req, req) -> None:
+            if self.switcher.is_leader:  # one answer a request, not one a rank
+                super().send_abort_output(abort_req, req)
+
+        def run_batch(self, batch, *args, **kwargs):
+            self._step_start = self._busy_since or time.monotonic()
+            return super().run_batch(batch, *args, **kwargs)
+
+        def process_batch_result(self, batch, result) -> None:
+            decode = batch.forward_mode.is_decode()
+            requests = len(batch.reqs)
+            context = int(batch.seq_lens_cpu.sum())
+            tokens = requests if decode else int(batch.extend_num_tokens or 0)
+            super().process_batch_result(batch, result)
+            now = time.monotonic()
+            self.board.show_step(
+                start=self._step_start,
+                seconds=now - self._step_start,
+                decode=decode,
+                tp=self.switcher.layout.tp,
+                batch=requests,
+                context=context,
+                tokens=tokens,
+            )
+            self._busy_since = now
+            self._show_live(batch)
+
+        def _show_live(self, batch) -> None:
+            live = {r.rid: r for b in (self.running_batch, batch) for r in b.reqs if not r.finished()}
+            live.update((r.rid, r) for r in self.waiting_queue)
+            self.board.show_live(
+                [len(r.origin_input_ids) for r in live.values()], [len(r.output_ids) for r in live.values()]
+            )
+
+        def on_idle(self) -> None:
+            self._busy_since = None
+            self.board.show_live([], [])
+            super().on_idle()
+
+    return PatScheduler
+
+
+class RouteToLeaders:
+    """In the data-parallel controller: after a switch passes by, work and control go to the new leaders only.
+
+    Messages are handled one by one here, so a request sent before the switch reaches its rank before it and a
+    request sent after it reaches a leader. Followers receive everything through their leader's broadcast.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def __call__(self, original, controller, message):
+        values = getattr(message, "server_args", None)
+        values = values if isinstance(values, dict) else {}
+        if ROUTE not in values:
+            original(controller, message)
+        tp = values.get(SWITCH, values.get(ROUTE))
+        if tp is not None:
+            leaders = Layout(self.settings.ranks, int(tp)).leaders
+            controller.status = [rank in leaders for rank in range(self.settings.ranks)]
+            controller._refresh_active_workers()
+            controller.round_robin_counter = 0
+
+
+def fill_in_seeds(original, cls, batch, vocab_size):
+    """Honour ``sampling_seed`` of a request without SGLang's deterministic mode, which torch_native refuses.
+
+    SGLang fills the seeds in only in that mode. A seeded token depends on (seed, position) alone, hence not on the
+    layout. A request without a seed draws one, which is the same on all ranks of its replica.
+    """
+    import torch
+
+    info = original(cls, batch, vocab_size)
+    seeds = [req.sampling_params.sampling_seed for req in batch.reqs]
+    if info.sampling_seed is None:
+        drawn = torch.randint(1 << 31, (len(seeds),)).tolist()
+        info.sampling_seed = torch.tensor(
+            [new if seed is None else seed for seed, new in zip(seeds, drawn, strict=True)],
+            dtype=torch.int64,
+            device=info.temperatures.device,
+        )
+    return info
+
+
+def controller_event_loop(controller) -> None:
+    """SGLang's loop polls without waiting and takes a core; this one waits for a message."""
+    import zmq
+
+    poller = zmq.Poller()
+    poller.register(controller.recv_from_tokenizer, zmq.POLLIN)
+    while True:
+        controller.soft_watchdog.feed()
+        if poller.poll(200):
+            controller._request_dispatcher(sg.sock_recv(controller.recv_from_tokenizer))

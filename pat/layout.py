@@ -1,0 +1,85 @@
+"""Which ranks form which replica at each tensor-parallel size, and who owns which KV heads (pure).
+
+Ranks 0..N-1 share a node. At tensor-parallel size ``tp`` they form ``N / tp`` replicas of ``tp`` consecutive
+ranks, so a wider replica is a union of narrower ones. From a base of tp 1 every rank holds every parameter,
+hence its shard at any tp lies inside what it already has and widening moves no weights between ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Layout:
+    """``ranks`` ranks divided into replicas of ``tp`` ranks each.
+
+    Raises ValueError if ``tp`` does not divide ``ranks``.
+    """
+
+    ranks: int
+    tp: int
+
+    def __post_init__(self) -> None:
+        if self.tp < 1 or self.ranks % self.tp:
+            raise ValueError(f"tp {self.tp} does not divide {self.ranks} ranks")
+
+    @property
+    def dp(self) -> int:
+        """Number of replicas."""
+        return self.ranks // self.tp
+
+    @property
+    def replicas(self) -> tuple[tuple[int, ...], ...]:
+        """Ranks of each replica, in tp-rank order; the first is the replica's leader."""
+        return tuple(tuple(range(i * self.tp, (i + 1) * self.tp)) for i in range(self.dp))
+
+    @property
+    def leaders(self) -> tuple[int, ...]:
+        return tuple(range(0, self.ranks, self.tp))
+
+    def replica(self, rank: int) -> int:
+        return rank // self.tp
+
+    def tp_rank(self, rank: int) -> int:
+        return rank % self.tp
+
+    def kv_heads(self, rank: int, kv_heads: int) -> range:
+        """KV heads that ``rank`` holds of a model with ``kv_heads`` of them.
+
+        With fewer heads than ranks each head is held by ``tp / kv_heads`` neighbouring ranks.
+        """
+        tp_rank = self.tp_rank(rank)
+        if kv_heads >= self.tp:
+            per_rank = kv_heads // self.tp
+            return range(tp_rank * per_rank, (tp_rank + 1) * per_rank)
+        head = tp_rank * kv_heads // self.tp
+        return range(head, head + 1)
+
+
+def legal_tp(heads: int, kv_heads: int, ranks: int) -> tuple[int, ...]:
+    """Tensor-parallel sizes that ``ranks`` ranks can run a model with ``heads`` query and ``kv_heads`` KV heads at.
+
+    tp must divide the ranks and the query heads; KV heads are either divided or replicated evenly.
+    """
+    return tuple(
+        tp
+        for tp in range(1, ranks + 1)
+        if ranks % tp == 0 and heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0)
+    )
+
+
+def deal(weights: Sequence[int], replicas: int) -> list[int]:
+    """Assign requests to replicas so that counts and then total weights (tokens in KV) are even.
+
+    Returns the replica of each request. Requests go, heaviest first, to the replica with the fewest requests
+    and, among those, the fewest tokens; ties go by index, so that every rank computes the same answer.
+    """
+    owner = [0] * len(weights)
+    load = [(0, 0, replica) for replica in range(replicas)]
+    for index in sorted(range(len(weights)), key=lambda i: (-weights[i], i)):
+        count, tokens, replica = min(load)
+        owner[index] = replica
+        load[replica] = (count + 1, tokens + weights[index], replica)
+    return owner

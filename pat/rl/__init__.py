@@ -1,0 +1,1 @@
+"""PAT inside verl: rollout replica, CPU platform, metrics, training."""
