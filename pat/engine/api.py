@@ -11,6 +11,7 @@ import uuid
 from pathlib import Path
 
 import polars as pl
+import psutil
 
 from pat.engine import sglang_api as sg
 from pat.engine.board import Board
@@ -20,7 +21,7 @@ from pat.engine.plugin import ROUTE, SWITCH
 from pat.engine.settings import VARIABLE, Settings
 from pat.engine.switch import PHASES
 from pat.layout import Layout
-from pat.policy import Decision, Live, Policy, RolloutState
+from pat.policy import Decision, Policy
 
 environment.prepare()
 
@@ -74,8 +75,7 @@ class Engine(sg.Engine):
             raise ValueError(f"tp_sizes={tp_sizes}: the smallest must be 1, which holds the weights that all use")
         for tp in tp_sizes:
             Layout(ranks, tp)  # raises if it does not divide
-        shared = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp") / f"pat-{uuid.uuid4().hex[:12]}"
-        shared.mkdir()
+        shared = _shared_directory()
         self.settings = Settings(ranks, tp_sizes, f"tcp://127.0.0.1:{_free_port()}", str(shared), deadline_s)
         self.layout = Layout(ranks, 1)
         self.max_new_tokens = max_new_tokens
@@ -119,7 +119,7 @@ class Engine(sg.Engine):
         """A generation stage starts: take the layout that the policy wants before the first request."""
         if self.controller:
             self.controller.begin()
-            decision = self.controller.policy.decide(self.controller.state())
+            decision = self.controller.policy.decide(self.controller.state(self.live_rows()))
             if decision.tp != self.layout.tp:
                 await self.async_switch(decision.tp)
             self.controller.start()
@@ -136,12 +136,9 @@ class Engine(sg.Engine):
         leaders = [self.boards[rank] for rank in self.layout.leaders]
         return sum(board.live_count for board in leaders), sum(board.step_count for board in leaders)
 
-    def live(self) -> tuple[tuple[Live, ...], ...]:
-        """Unfinished requests of each replica: prompt and generated tokens."""
-        return tuple(
-            tuple(Live(prompt, generated) for prompt, generated in self.boards[leader].read_live())
-            for leader in self.layout.leaders
-        )
+    def live_rows(self) -> list[list[tuple[int, int, int]]]:
+        """Unfinished requests of each replica: (key of the request id, prompt tokens, generated tokens)."""
+        return [self.boards[leader].read_live() for leader in self.layout.leaders]
 
     def steps(self, since: list[int] | None = None) -> pl.DataFrame:
         """Steps of the leaders, each with its rank; ``since``: step number a rank, as ``step_marks`` gave it."""
@@ -165,7 +162,7 @@ class Engine(sg.Engine):
         kv: str | None = "migrate",
         *,
         decision: Decision | None = None,
-        state: RolloutState | None = None,
+        rows: list[list[tuple[int, int, int]]] | None = None,
     ) -> dict:
         """Change to ``tp``; unfinished requests go on. Idempotent: at ``tp`` already, nothing happens.
 
@@ -196,11 +193,11 @@ class Engine(sg.Engine):
                 sg.sock_send(self.tokenizer_manager.send_to_scheduler, sg.SetInternalStateReq(server_args={ROUTE: old.tp}))
                 raise SwitchError(f"switch to tp {tp} was undone: {self.boards[0].read_switch()['error']}")
             self.layout = Layout(self.settings.ranks, tp)
-            record = self._record(asked, decision, state)
+            record = self._record(asked, decision, rows)
             self.switches.append(record)
             return record
 
-    def _record(self, asked: float, decision: Decision | None, state: RolloutState | None) -> dict:
+    def _record(self, asked: float, decision: Decision | None, rows: list | None) -> dict:
         """The ranks' records as one: each phase takes as long as on the slowest rank."""
         ranks = [board.read_switch() for board in self.boards]
         phases = {f"{name}_s": max(r["seconds"].get(name, 0.0) for r in ranks) for name in PHASES}
@@ -215,10 +212,12 @@ class Engine(sg.Engine):
             "kv_tokens_moved": ranks[0]["kv_tokens_moved"],
             "kv_tokens_recomputed": ranks[0]["kv_tokens_recomputed"],
             "bytes_moved": sum(r["bytes_moved"] for r in ranks),
+            "exchange_s": max(r["exchange_s"] for r in ranks),
             **phases,
             "total_s": max(r["end"] for r in ranks) - asked,
-            "decision": decision,
-            "state": state,
+            "predicted_saving_s": decision.saving_s if decision else None,
+            "predicted_cost_s": decision.cost_s if decision else None,
+            "live": rows,  # what the decision was made on: live_rows() of the old layout
         }
 
     # --- weights -------------------------------------------------------------------------------------------
@@ -242,6 +241,18 @@ class Engine(sg.Engine):
             super().shutdown()
         finally:
             shutil.rmtree(self.settings.path, ignore_errors=True)
+
+
+def _shared_directory() -> Path:
+    """A new folder in shared memory for this process; folders of processes that were killed are removed."""
+    root = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp")
+    for folder in root.glob("pat-engine-*"):
+        pid = folder.name.split("-")[2]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
+    folder = root / f"pat-engine-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    folder.mkdir()
+    return folder
 
 
 def _free_port() -> int:

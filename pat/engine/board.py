@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,12 @@ STEP = np.dtype(
         ("tokens", "i8"),  # tokens computed in this step
     ]
 )
-LIVE = np.dtype([("prompt", "i8"), ("generated", "i8")])
+LIVE = np.dtype([("key", "i8"), ("prompt", "i8"), ("generated", "i8")])
+
+
+def request_key(rid: str) -> int:
+    """What stands for a request id on a board."""
+    return zlib.crc32(rid.encode())
 
 
 class Board:
@@ -53,13 +59,12 @@ class Board:
         return cls(directory / f"board.{rank}", "r+")
 
     # --- written by the rank -------------------------------------------------------------------------------
-    def show_live(self, prompts: list[int], generated: list[int]) -> None:
-        """Publish the live requests: prompt and generated tokens of each."""
-        count = min(len(prompts), MAX_LIVE)
+    def show_live(self, requests: list[tuple[int, int, int]]) -> None:
+        """Publish the live requests: (key of the request id, prompt tokens, generated tokens) of each."""
+        count = min(len(requests), MAX_LIVE)
         self.header["version"] += 1  # odd: being written
-        self.live["prompt"][:count] = prompts[:count]
-        self.live["generated"][:count] = generated[:count]
-        self.header["live"] = len(prompts)
+        self.live[:count] = np.array(requests[:count], dtype=LIVE)
+        self.header["live"] = len(requests)
         self.header["version"] += 1
 
     def show_step(self, **step: float) -> None:
@@ -85,13 +90,13 @@ class Board:
     def step_count(self) -> int:
         return int(self.header["steps"][0])
 
-    def read_live(self) -> list[tuple[int, int]]:
-        """(prompt tokens, generated tokens) of each live request, of one moment."""
+    def read_live(self) -> list[tuple[int, int, int]]:
+        """(key of the request id, prompt tokens, generated tokens) of each live request, of one moment."""
         for _ in range(1000):
             before = int(self.header["version"][0])
             rows = self.live[: min(self.live_count, MAX_LIVE)].copy()
             if before % 2 == 0 and before == int(self.header["version"][0]):
-                return list(zip(rows["prompt"].tolist(), rows["generated"].tolist(), strict=True))
+                return rows.tolist()
             time.sleep(0)
         raise TimeoutError("a rank's board was being written for 1000 reads in a row")
 

@@ -7,7 +7,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from pat.policy import Policy, RolloutState
+from pat.policy import Live, Policy, RolloutState
 
 if TYPE_CHECKING:
     from pat.engine.api import Engine
@@ -27,12 +27,12 @@ class Controller:
     def __init__(self, engine: Engine, policy: Policy) -> None:
         self.engine, self.policy = engine, policy
         self.task: asyncio.Task | None = None
-        self.decision_s: list[float] = []
         self.begin()
 
     def begin(self) -> None:
         """A new generation stage: counters of the limits start again."""
         self.switches, self.switch_s, self.started = 0, 0.0, None
+        self.decision_s: list[float] = []  # what each decision took, seconds
         self._decided_at: tuple[int, int] = (0, 0)
         self._last_live = 0
 
@@ -76,22 +76,24 @@ class Controller:
 
     async def _decide(self) -> None:
         self.started = self.started or time.monotonic()
-        state = self.state()
-        if not any(state.replicas):
+        rows = self.engine.live_rows()
+        state = self.state(rows)
+        if not state.live:
             return
         before = time.perf_counter()
         decision = self.policy.decide(state)
         self.decision_s.append(time.perf_counter() - before)
         if decision.tp != state.tp:
-            record = await self.engine.async_switch(decision.tp, kv=decision.kv, decision=decision, state=state)
+            record = await self.engine.async_switch(decision.tp, kv=decision.kv, decision=decision, rows=rows)
             self.switches += 1
             self.switch_s += record["total_s"]
 
-    def state(self) -> RolloutState:
+    def state(self, rows: list[list[tuple[int, int, int]]]) -> RolloutState:
+        """What the policy sees, from the boards' rows of each replica."""
         elapsed = time.monotonic() - self.started if self.started else 0.0
         return RolloutState(
             tp=self.engine.layout.tp,
-            replicas=self.engine.live(),
+            replicas=tuple(tuple(Live(prompt, generated) for _, prompt, generated in replica) for replica in rows),
             cap=self.engine.max_new_tokens,
             switches=self.switches,
             switch_s=self.switch_s,

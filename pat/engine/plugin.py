@@ -11,7 +11,7 @@ import time
 
 from pat.engine import groups
 from pat.engine import sglang_api as sg
-from pat.engine.board import Board
+from pat.engine.board import Board, request_key
 from pat.engine.cpu import environment
 from pat.engine.cpu.allreduce import SharedMemoryCollectives, supported
 from pat.engine.settings import Settings
@@ -117,12 +117,12 @@ def scheduler_class(settings: Settings) -> type:
             live = {r.rid: r for b in (self.running_batch, batch) for r in b.reqs if not r.finished()}
             live.update((r.rid, r) for r in self.waiting_queue)
             self.board.show_live(
-                [len(r.origin_input_ids) for r in live.values()], [len(r.output_ids) for r in live.values()]
+                [(request_key(rid), len(r.origin_input_ids), len(r.output_ids)) for rid, r in live.items()]
             )
 
         def on_idle(self) -> None:
             self._busy_since = None
-            self.board.show_live([], [])
+            self.board.show_live([])
             super().on_idle()
 
     return PatScheduler

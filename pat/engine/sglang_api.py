@@ -7,14 +7,9 @@ takes the parameters that PAT passes, so that another SGLang version fails with 
 
 from __future__ import annotations
 
-import importlib
-import inspect
-from importlib.metadata import version
+from pat.seam import Seam
 
-VERSION = "0.5.23"
-
-# name -> (dotted path, parameters that PAT relies on; () for a plain attribute)
-NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
+NAMES = {
     # process start-up and hooks
     "Engine": ("sglang.srt.entrypoints.engine.Engine", ()),
     "HookRegistry": ("sglang.srt.plugins.hook_registry.HookRegistry", ()),
@@ -94,8 +89,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "set_random_seed": ("sglang.srt.utils.set_random_seed", ("seed",)),
 }
 
-# Methods that PAT overrides, wraps or calls: (owner, method, parameters it must take).
-METHODS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+METHODS = (
     ("Scheduler", "init_tp_model_worker", ("self",)),
     ("Scheduler", "run_batch", ("self", "batch")),
     ("Scheduler", "process_batch_result", ("self", "batch", "result")),
@@ -117,62 +111,10 @@ METHODS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("RadixCache", "path_device_indices", ("self",)),
 )
 
-
-class SeamError(RuntimeError):
-    """SGLang is not the version that PAT was written against, or one of its names has changed."""
-
-
-def path(name: str) -> str:
-    """The dotted path of a name, as the hook registry wants it."""
-    return NAMES[name][0]
-
-
-def _resolve(dotted: str):
-    module, _, attribute = dotted.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except AttributeError:
-        return importlib.import_module(dotted)
+seam = Seam("sglang", "0.5.23", NAMES, METHODS)
+check, path = seam.check, seam.path
 
 
 def __getattr__(name: str):
-    if name not in NAMES:
-        raise AttributeError(f"{name} is not in pat.engine.sglang_api.NAMES")
-    value = globals()[name] = _resolve(NAMES[name][0])
+    value = globals()[name] = seam.get(name)
     return value
-
-
-def _parameters(function) -> set[str]:
-    try:
-        return set(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # an attribute without a signature
-        return set()
-
-
-def check() -> None:
-    """Raise SeamError naming every SGLang name that is missing or has lost a parameter that PAT passes."""
-    problems = []
-    for name, (dotted, parameters) in NAMES.items():
-        try:
-            value = _resolve(dotted)
-        except (ImportError, AttributeError) as error:
-            problems.append(f"{dotted}: {error}")
-            continue
-        lost = set(parameters) - _parameters(value)
-        if lost:
-            problems.append(f"{dotted} no longer takes {', '.join(sorted(lost))}")
-    for owner, method, parameters in METHODS:
-        dotted = f"{NAMES[owner][0]}.{method}"
-        try:
-            lost = set(parameters) - _parameters(getattr(_resolve(NAMES[owner][0]), method))
-        except (ImportError, AttributeError) as error:
-            problems.append(f"{dotted}: {error}")
-            continue
-        if lost:
-            problems.append(f"{dotted} no longer takes {', '.join(sorted(lost))}")
-    if problems:
-        raise SeamError(
-            f"PAT was written against sglang {VERSION} and finds {version('sglang')} with other internals:\n  "
-            + "\n  ".join(problems)
-            + f"\nInstall sglang=={VERSION}, or adapt pat/engine/sglang_api.py."
-        )

@@ -46,6 +46,7 @@ class Record:
     kv_tokens_moved: int = 0  # of the whole group
     kv_tokens_recomputed: int = 0  # of the whole group
     bytes_moved: int = 0  # sent by this rank to others
+    exchange_s: float = 0.0  # of "move": the all-to-alls alone
     error: str | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -181,11 +182,13 @@ class Switcher:
         if moves:
             kv_heads = self.pool.kv_heads
             exchange = Exchange(self.layout, new, rank, kv_heads, moves, here, there)
+            begin = time.monotonic()
             heads = len(self.layout.kv_heads(rank, kv_heads)), len(new.kv_heads(rank, kv_heads))
             for layer in range(self.pool.layers):
                 record.bytes_moved += exchange.run_layer(
                     self.pool.layer(layer, heads[0]), self.pool.layer(layer, heads[1]), self.groups.world.device_group
                 )
+            record.exchange_s = time.monotonic() - begin
         return plan
 
     def _rebind(self, new: Layout) -> None:

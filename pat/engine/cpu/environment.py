@@ -46,11 +46,19 @@ def pin_to_core(rank: int) -> None:
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
 
 
+def stubs_needed() -> bool:
+    """Whether SGLang imports a package that this environment lacks for want of a CPU wheel."""
+    return not all(importlib.util.find_spec(name) for name in ("sgl_kernel", "torchvision"))
+
+
 def add_stubs() -> None:
-    """Make SGLang importable: stand-ins for the packages without a CPU wheel, last on the path."""
-    if str(STUBS) not in sys.path and not all(
-        importlib.util.find_spec(name) for name in ("sgl_kernel", "torchvision")
-    ):
+    """Make SGLang importable: stand-ins for the packages without a CPU wheel, last on the path.
+
+    Raises ImportError if transformers was imported before: it remembers that there was no torchvision.
+    """
+    if stubs_needed():
+        if "transformers" in sys.modules:
+            raise ImportError("import pat before transformers: SGLang needs stand-ins on the path that PAT adds")
         sys.path.append(str(STUBS))
 
 

@@ -1,0 +1,36 @@
+"""Read an engine's steps: what a switch cost in prefill, which decode steps are worth learning from (pure)."""
+
+from __future__ import annotations
+
+import polars as pl
+
+
+def readmission_s(steps: pl.DataFrame, end: float) -> float:
+    """Seconds of prefill that put a switch's requests back to work: one-token extends if their KV moved, else whole contexts.
+
+    steps: as ``Engine.steps``; end: when the switch ended, time.monotonic(). On each rank the prefill steps that
+    follow it before the first decode step; the slowest rank counts.
+    """
+    after = steps.filter(pl.col("start") >= end).sort("start")
+    per_rank = (
+        after.with_columns(decoding=pl.col("decode").cum_sum().over("rank") > 0)
+        .filter(~pl.col("decoding"))
+        .group_by("rank")
+        .agg(pl.col("seconds").sum())
+    )
+    return per_rank["seconds"].max() or 0.0
+
+
+def decode_steps(steps: pl.DataFrame) -> pl.DataFrame:
+    """Decode steps whose predecessor on that rank was a decode step of the same shape: tp, batch, context, seconds, start, rank.
+
+    The first step after a prefill, an end or a switch also rebuilds the batch; the predictor is about the others.
+    """
+    same = pl.all_horizontal(
+        pl.col(name) == pl.col(name).shift(1).over("rank") for name in ("decode", "tp", "batch")
+    )
+    return (
+        steps.sort("rank", "start")
+        .filter(same & (pl.col("decode") == 1))
+        .select("tp", "batch", "context", "seconds", "start", "rank")
+    )

@@ -1,0 +1,208 @@
+"""Which tensor-parallel size an unfinished generation stage should run at: the decision, and nothing else."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+
+from pat.predictor import Predictor
+from pat.predictor.lengths import LengthModel
+from pat.predictor.outlook import Outlook, Plan
+from pat.predictor.remaining import stratified_draws
+from pat.predictor.switching import MODES
+
+Mode = Literal["migrate", "recompute"]
+
+# Scenarios of remaining lengths that a decision looks at; many requests, which even out, need fewer.
+SCENARIOS = 32
+MIN_SCENARIOS = 8
+MAX_CELLS = 16384  # scenarios x live requests
+# A later moment must beat "now" by this share of the remaining time to be worth waiting for.
+PATIENCE = 0.005
+
+
+@dataclass(frozen=True)
+class Live:
+    """One unfinished request, in tokens."""
+
+    prompt: int
+    generated: int
+
+
+@dataclass(frozen=True)
+class RolloutState:
+    """A generation stage at a step boundary.
+
+    replicas: the live requests of each replica of the current layout.  cap: most new tokens of a request.
+    switches, switch_s: live switches so far in this stage and the seconds they took.  elapsed_s: since its
+    first arrival.
+    """
+
+    tp: int
+    replicas: tuple[tuple[Live, ...], ...]
+    cap: int
+    switches: int
+    switch_s: float
+    elapsed_s: float
+
+    @property
+    def live(self) -> tuple[Live, ...]:
+        return tuple(request for replica in self.replicas for request in replica)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The tp to run at from now on; the state's own tp means stay.
+
+    saving_s: expected remaining seconds of staying for good minus those in the new layout, the switch left
+    out.  cost_s: expected seconds of the switch, to be set against saving_s.  Both are None unless a
+    prediction switches.  kv: how KV should follow, None when staying.  remaining_s: expected remaining
+    seconds by tp, if run there from now on (without the switch); empty when nothing was predicted.
+    """
+
+    tp: int
+    saving_s: float | None = None
+    cost_s: float | None = None
+    kv: Mode | None = None
+    remaining_s: dict[int, float] = field(default_factory=dict)
+
+
+class Policy(Protocol):
+    def decide(self, state: RolloutState) -> Decision: ...
+
+    def observe(self, lengths: Sequence[int], finished: Sequence[bool]) -> None:
+        """Learn an iteration's responses: generated tokens, and False where the cap cut the response."""
+
+
+@dataclass(frozen=True)
+class Static:
+    """One tp for the whole stage, set up before the first request."""
+
+    tp: int
+    kv: Mode = "migrate"
+
+    def decide(self, state: RolloutState) -> Decision:
+        return Decision(self.tp, kv=self.kv if state.tp != self.tp else None)
+
+    def observe(self, lengths: Sequence[int], finished: Sequence[bool]) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """`tp_wide` once at most `unfinished` requests are left and the first of them has a token."""
+
+    tp_wide: int
+    unfinished: int
+    kv: Mode = "migrate"
+
+    def decide(self, state: RolloutState) -> Decision:
+        started = any(request.generated for request in state.live)
+        if state.tp == self.tp_wide or not started or len(state.live) > self.unfinished:
+            return Decision(state.tp)
+        return Decision(self.tp_wide, kv=self.kv)
+
+    def observe(self, lengths: Sequence[int], finished: Sequence[bool]) -> None:
+        pass
+
+
+class Predictive:
+    """Switches to the layout, at the moment, with the least expected remaining time.
+
+    The remaining lengths of the live requests are drawn from `lengths` in a number of scenarios (seeded:
+    equal states give equal decisions).  In each of them `predictor` gives the time of staying, and of every
+    plan "stay until so many requests are left, then switch to that tp".  It switches when the best plan is
+    to switch now, and
+      - saving > cost * (1 + margin),
+      - fewer than max_switches were made in this stage, and
+      - the stage's switches take at most max_switch_share of its expected time.
+    Later plans must meet the same conditions.  A plan is one switch: several come about by deciding again.
+    A decision takes time in proportion to (tp sizes) x (scenarios x live requests); fewer scenarios for many
+    requests keep the second factor at MAX_CELLS.
+
+    kv: "auto" takes the cheaper way by the switch model.  ValueError when the predictor lacks a tp or a pair.
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        lengths: LengthModel,
+        tp_sizes: Sequence[int],
+        margin: float,
+        max_switch_share: float,
+        max_switches: int,
+        kv: Literal["auto", "migrate", "recompute"] = "auto",
+    ):
+        self.predictor = predictor
+        self.lengths = lengths
+        self.tp_sizes = tuple(sorted(tp_sizes))
+        self.margin = margin
+        self.max_switch_share = max_switch_share
+        self.max_switches = max_switches
+        self.modes: dict[tuple[int, int], tuple[Mode, ...]] = {
+            (a, b): tuple(m for m in predictor.switch.modes(a, b) if kv in ("auto", m))
+            for a in self.tp_sizes
+            for b in self.tp_sizes
+            if a != b
+        }
+        profiled = set(predictor.decode.tp_sizes) & set(predictor.prefill.tp_sizes)
+        lacking = [f"latency of tp {tp}" for tp in self.tp_sizes if tp not in profiled]
+        lacking += [f"switch {a}->{b} ({kv})" for (a, b), modes in self.modes.items() if not modes]
+        if lacking:
+            raise ValueError(
+                f"the predictor lacks: {', '.join(lacking)}; profile tp sizes {list(self.tp_sizes)}"
+            )
+
+    def observe(self, lengths: Sequence[int], finished: Sequence[bool]) -> None:
+        self.lengths.observe(lengths, finished)
+
+    def decide(self, state: RolloutState) -> Decision:
+        if not state.live:
+            return Decision(self.tp_sizes[0])
+        if state.switches >= self.max_switches or len(self.tp_sizes) == 1:
+            return Decision(state.tp)
+        outlook = Outlook(self.predictor, self.modes, state, self._remaining(state))
+        stay = float(outlook.stay.seconds.mean())
+        plans = list(outlook.plans_now(self.tp_sizes))
+        remaining = {state.tp: stay} | {plan.tp: plan.after_s for plan in plans}
+        now = min((p for p in plans if self._worth(p, stay, state)), key=lambda p: p.seconds, default=None)
+        if now is None:
+            return Decision(state.tp, remaining_s=remaining)
+        later = (p.seconds for p in outlook.plans_later(self.tp_sizes) if self._worth(p, stay, state))
+        if min(later, default=stay) < now.seconds - PATIENCE * stay:
+            return Decision(state.tp, remaining_s=remaining)
+        return Decision(now.tp, stay - now.after_s, now.cost_s, now.kv, remaining)
+
+    def _remaining(self, state: RolloutState) -> np.ndarray:
+        """Remaining tokens (scenarios, live)."""
+        generated = np.array([request.generated for request in state.live])
+        scenarios = int(np.clip(MAX_CELLS // len(generated), MIN_SCENARIOS, SCENARIOS))
+        return self.lengths.remaining(generated, state.cap, stratified_draws(scenarios, len(generated)))
+
+    def _worth(self, plan: Plan, stay: float, state: RolloutState) -> bool:
+        saving = stay - plan.before_s - plan.after_s
+        total = state.elapsed_s + plan.seconds
+        affordable = state.switch_s + plan.cost_s <= self.max_switch_share * total
+        return saving > plan.cost_s * (1 + self.margin) and affordable
+
+
+def from_config(arm: str, tp_sizes: Sequence[int], policy_cfg: dict, predictor_path: Path | None) -> Policy:
+    """The policy of an arm: "tpK" stays at K, which is one of tp_sizes; "pat" predicts.
+
+    policy_cfg: margin, max_switch_share, max_switches, kv.  predictor_path: what `pat predictor` wrote; only
+    "pat" needs it.  ValueError naming the arm and what is allowed.
+    """
+    kv = policy_cfg["kv"]
+    if kv not in ("auto", *MODES):
+        raise ValueError(f"policy.kv is {kv!r}: allowed are auto, {', '.join(MODES)}")
+    allowed = {f"tp{tp}": tp for tp in tp_sizes}
+    if arm in allowed:
+        return Static(allowed[arm], kv="migrate" if kv == "auto" else kv)
+    if arm != "pat":
+        raise ValueError(f"unknown arm {arm!r}: allowed are {', '.join(allowed)}, pat")
+    if predictor_path is None:
+        raise ValueError("arm 'pat' needs a predictor: run the predictor stage first")
+    limits = {key: policy_cfg[key] for key in ("margin", "max_switch_share", "max_switches")}
+    return Predictive(Predictor.load(predictor_path), LengthModel(), tp_sizes, kv=kv, **limits)

@@ -1,0 +1,154 @@
+"""The sentences of the report. Each follows from the numbers alone, also where they speak against PAT."""
+
+from pat.report.experiment import Experiment
+
+DASH = "\N{EN DASH}"
+EQUAL_PCT = 1.0  # differences below this are called equal
+DURATIONS = {"gen": "Generation", "iteration": "A whole iteration"}
+
+
+def number(value: float | None) -> str:
+    """About three significant digits; a dash for None."""
+    if value is None:
+        return DASH
+    size = abs(value)
+    if value == 0 or size >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 0.1 else f"{value:.2g}"
+
+
+def count(value: float | None) -> str:
+    """A number of things, or a median of such numbers; a dash for None."""
+    return DASH if value is None else f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+
+
+def share(value: float | None) -> str:
+    """A share 0..1 in per cent, without the sign; a dash for None."""
+    return number(None if value is None else 100 * value)
+
+
+def percent(value: float | None) -> str:
+    """A signed percentage; a dash for None."""
+    return DASH if value is None else f"{value:+.1f} %".replace("-", "\N{MINUS SIGN}")
+
+
+def answer(summary: dict, what: str = "gen") -> str:
+    """The outcome in one sentence. `what` is "gen" or "iteration"."""
+    column = f"{what}_s"
+    arms, references = summary["arms"], summary["references"][what]
+    seconds = {name: f"{number(values[column])} s" for name, values in arms.items()}
+    default, best = references["default"], references["best_static"]
+    if "pat" not in arms:
+        fastest = min(arms, key=lambda name: arms[name][column])
+        listed = ", ".join(f"{name} {seconds[name]}" for name in arms)
+        return f"{DURATIONS[what]} was fastest with {fastest} ({listed}); the arm pat was not run."
+    start = f"{DURATIONS[what]} takes {seconds['pat']} with pat"
+    if best is None:
+        return f"{start}; no static size was run to compare it with."
+    gains = summary["gain_pct"][what]
+    if default == best:
+        alone = references["worst_static"] == best
+        role = "the only static size run" if alone else "which is both the default and the best static size"
+        return f"{start}: {_versus(gains['best_static'])} {best} ({seconds[best]}), {role}."
+    return (
+        f"{start}: {_versus(gains['default'])} the default {default} ({seconds[default]}) "
+        f"and {_versus(gains['best_static'])} the best static size {best} ({seconds[best]})."
+    )
+
+
+def _versus(gain: float) -> str:
+    if abs(gain) < EQUAL_PCT:
+        return f"within {EQUAL_PCT:g} % of"
+    return f"{abs(gain):.1f} % {'less' if gain > 0 else 'more'} time than"
+
+
+def settled(summary: dict) -> str | None:
+    """Whether PAT and the best static size come in the same order in every iteration (both had the same
+    prompts in it). None where one of them was not run."""
+    best = summary["references"]["gen"]["best_static"]
+    if "pat" not in summary["arms"] or best is None:
+        return None
+    spread = summary["gain_spread_pct"]["gen"]["best_static"]
+    if spread is None:
+        return "A single iteration was compared: the spread is unknown and the order is not settled."
+    if spread[0] > 0 or spread[1] < 0:
+        order = "faster" if spread[0] > 0 else "slower"
+        return f"Generation with pat was {order} than with {best} in every iteration."
+    return (
+        f"Generation with pat was faster than with {best} in some iterations and not in others: they do not "
+        "settle which of the two is faster."
+    )
+
+
+def cautions(experiment: Experiment, summary: dict) -> list[str]:
+    """What a reader must know before quoting the numbers."""
+    notes = [_warm_up(experiment, summary), _matched_lengths(summary)]
+    counts = {name: len(kept) for name, kept in summary["kept_iterations"].items()}
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{name} {length}" for name, length in counts.items())
+        notes.append(
+            f"The arms ran unequal numbers of iterations ({listed}): their medians cover different prompts."
+        )
+    if experiment.not_run:
+        notes.append(f"Configured but not run: {', '.join(experiment.not_run)}.")
+    if differing := _differing_settings(experiment):
+        notes.append(f"The arms ran with different settings of: {', '.join(differing)}.")
+    cut = {
+        name: values["truncated_share"]
+        for name, values in summary["arms"].items()
+        if values["truncated_share"]
+    }
+    if cut:
+        listed = ", ".join(f"{name} {100 * part:.0f} %" for name, part in cut.items())
+        notes.append(f"Responses cut off by the length limit: {listed} (median share of an iteration).")
+    if not any(node.get("devices") for node in experiment.hardware["nodes"]):
+        notes.append(
+            "This machine has no accelerator: ranks are CPU processes. Nothing here was measured on a GPU."
+        )
+    return [note for note in notes if note]
+
+
+def _differing_settings(experiment: Experiment) -> list[str]:
+    configs = [arm.run["config"] for arm in experiment.arms.values()]
+    return [
+        key
+        for key, value in experiment.config.items()
+        if any(config.get(key, value) != value for config in configs)
+    ]
+
+
+def _warm_up(experiment: Experiment, summary: dict) -> str:
+    alone = [name for name, arm in experiment.arms.items() if len(arm.iterations) == 1]
+    counts = sorted({len(kept) for kept in summary["kept_iterations"].values()})
+    if not alone:
+        size = " or ".join(map(str, counts))
+        plural = "iteration" if counts == [1] else "iterations"
+        return (
+            "The first iteration of each arm is warm-up and left out; numbers are medians over the other "
+            f"{size} {plural}, with minimum and maximum."
+        )
+    return (
+        f"{', '.join(alone)} ran one iteration only, so it is kept although it includes the warm-up. "
+        "Where an arm ran more, its first is left out."
+    )
+
+
+def _matched_lengths(summary: dict) -> str | None:
+    matched = summary["matched"]
+    if matched is None:
+        return (
+            None
+            if len(summary["arms"]) < 2
+            else "The arms share no iteration, so their lengths cannot be compared."
+        )
+    if matched == 1:
+        return "Matched lengths: in every iteration counted the arms generated the same response lengths."
+    work = ", ".join(
+        f"{name} {count(values['tokens'])} / {count(values['response_len_max'])}"
+        for name, values in summary["arms"].items()
+    )
+    return (
+        f"Lengths are not matched: {100 * matched:.0f} % of the responses have a partner of equal length in "
+        "every arm. Part of any difference in time is a difference in work (median tokens an iteration / "
+        f"longest response: {work}); compare tokens a second too."
+    )

@@ -1,0 +1,221 @@
+"""What an arm's generations and verl's metrics say, as the stage's Parquet files (schemas in docs of each function)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from pat.engine.switch import PHASES
+from pat.engine.trace import decode_steps, readmission_s
+from pat.predictor import Predictor
+from pat.predictor.remaining import drain
+from pat.rl.iteration import IterationError
+
+TAIL_SHARE = 0.1  # the tail of a generation: at most this share of its requests is alive
+
+REQUESTS = {
+    "iteration": pl.Int64,
+    "request": pl.Int64,
+    "prompt_tokens": pl.Int64,
+    "response_tokens": pl.Int64,
+    "finish_reason": pl.String,
+    "seed": pl.Int64,
+    "arrive_s": pl.Float64,
+    "finish_s": pl.Float64,
+}
+SWITCHES = {
+    "iteration": pl.Int64,
+    "switch": pl.Int64,
+    "tp_from": pl.Int64,
+    "tp_to": pl.Int64,
+    "kv": pl.String,
+    "at_s": pl.Float64,
+    "unfinished": pl.Int64,
+    "kv_tokens_moved": pl.Int64,
+    "kv_tokens_recomputed": pl.Int64,
+    "bytes_moved": pl.Int64,
+    **{f"{phase}_s": pl.Float64 for phase in PHASES},
+    "prefill_s": pl.Float64,
+    "total_s": pl.Float64,
+    "predicted_saving_s": pl.Float64,
+    "predicted_cost_s": pl.Float64,
+    "realised_saving_s": pl.Float64,
+}
+ITERATIONS = {
+    "iteration": pl.Int64,
+    "gen_s": pl.Float64,
+    "iteration_s": pl.Float64,
+    "update_s": pl.Float64,
+    "old_log_prob_s": pl.Float64,
+    "weight_sync_s": pl.Float64,
+    "reward_s": pl.Float64,
+    "tokens": pl.Int64,
+    "samples": pl.Int64,
+    "truncated": pl.Int64,
+    "reward_mean": pl.Float64,
+    "response_len_mean": pl.Float64,
+    "response_len_max": pl.Int64,
+    "switches": pl.Int64,
+    "switch_s": pl.Float64,
+    "prob_diff_max": pl.Float64,
+    "tail_s": pl.Float64,
+    "decision_s": pl.Float64,
+}
+# Column of iterations.parquet -> metric of verl 0.9.1
+VERL_METRICS = {
+    "gen_s": "timing_s/gen",
+    "iteration_s": "timing_s/step",
+    "update_s": "timing_s/update_actor",
+    "old_log_prob_s": "timing_s/old_log_prob",
+    "weight_sync_s": "timing_s/update_weights",
+    "reward_s": "timing_s/reward",
+    "reward_mean": "critic/rewards/mean",
+    "prob_diff_max": "training/rollout_probs_diff_max",
+}
+
+
+def generations(out: Path) -> list[dict[str, Any]]:
+    """The records that the replicas have written so far, by iteration and replica."""
+    return [json.loads(file.read_text()) for file in sorted((out / "rollout").glob("*.json"))]
+
+
+def verl_lines(out: Path) -> list[dict[str, Any]]:
+    """verl's metrics so far: {"step": iteration, "data": {name: value}} an iteration."""
+    file = out / "verl.jsonl"
+    lines = file.read_text().split("\n")[:-1] if file.exists() else []  # a line without its end is being written
+    return [json.loads(line) for line in lines]
+
+
+def describe(generation: dict[str, Any]) -> str:
+    """One generation in a line."""
+    requests, live = generation["requests"], [s for s in generation["switches"] if s["unfinished"]]
+    seconds = max(r["finish"] for r in requests) - _begin([generation])
+    tokens = sum(r["response_tokens"] for r in requests)
+    text = f"generated {tokens} tokens in {seconds:.1f} s, {len(requests)} responses"
+    for s in live:
+        text += f"; tp{s['tp_from']} -> tp{s['tp_to']} at {s['unfinished']} unfinished in {s['total_s']:.2f} s"
+    return text
+
+
+def write(out: Path, predictor: Path | None, samples: int) -> None:
+    """Write iterations, requests, switches and decode.parquet of an arm.
+
+    predictor: model.json, for realised savings; None: they stay null. samples: responses of an iteration.
+    Raises IterationError naming the iteration whose samples are not all there.
+    """
+    model = Predictor.load(predictor) if predictor else None
+    by_iteration: dict[int, list[dict]] = {}
+    for generation in generations(out):
+        by_iteration.setdefault(generation["iteration"], []).append(generation)
+    lines = {line["step"]: line["data"] for line in verl_lines(out)}
+    requests, switches, iterations, decode = [], [], [], []
+    for number, data in sorted(lines.items()):
+        replicas = by_iteration.get(number, [])
+        of_iteration = _requests(number, replicas)
+        if len(of_iteration) != samples:
+            raise IterationError(f"iteration {number}: {len(of_iteration)} samples came back, {samples} were asked for")
+        live = [_switch(number, s, g, model) for g in replicas for s in g["switches"]]
+        live = [row | {"switch": i} for i, row in enumerate(sorted(live, key=lambda row: row["at_s"]))]
+        requests += of_iteration
+        switches += live
+        iterations.append(_iteration(number, data, of_iteration, live, replicas))
+        decode += [_decode(number, g) for g in replicas]
+    for name, rows, schema in (
+        ("requests", requests, REQUESTS),
+        ("switches", switches, SWITCHES),
+        ("iterations", iterations, ITERATIONS),
+    ):
+        pl.DataFrame(rows, schema=schema).write_parquet(out / f"{name}.parquet")
+    pl.concat(decode).write_parquet(out / "decode.parquet")
+
+
+def _begin(replicas: Sequence[dict]) -> float:
+    """Arrival of the first request, the zero of an iteration's times."""
+    return min(request["arrive"] for generation in replicas for request in generation["requests"])
+
+
+def _requests(number: int, replicas: Sequence[dict]) -> list[dict]:
+    begin = _begin(replicas) if replicas else 0.0
+    everyone = sorted((r for g in replicas for r in g["requests"]), key=lambda r: r["arrive"])
+    return [
+        {
+            "iteration": number,
+            "request": index,
+            "arrive_s": request["arrive"] - begin,
+            "finish_s": request["finish"] - begin,
+            **{key: request[key] for key in ("prompt_tokens", "response_tokens", "finish_reason", "seed")},
+        }
+        for index, request in enumerate(everyone)
+    ]
+
+
+def _steps(generation: dict) -> pl.DataFrame:
+    return pl.DataFrame(generation["steps"])
+
+
+def _switch(number: int, switch: dict, generation: dict, model: Predictor | None) -> dict:
+    copied = [name for name in SWITCHES if name in switch]
+    prefill_s = readmission_s(_steps(generation), switch["end"]) if switch["unfinished"] else 0.0
+    predicted = switch["predicted_saving_s"] is not None and model is not None
+    return {name: switch[name] for name in copied} | {
+        "iteration": number,
+        "at_s": switch["asked"] - _begin([generation]),
+        "prefill_s": prefill_s,
+        "total_s": switch["total_s"] + prefill_s,
+        "realised_saving_s": realised_saving_s(switch, generation["requests"], model) if predicted else None,
+    }
+
+
+def realised_saving_s(switch: dict, requests: Sequence[dict], model: Predictor) -> float:
+    """Seconds that a switch saved, its cost taken off: the time that its requests would have taken in the old layout,
+    by the latency model at the lengths that they turned out to have, minus the time that they took."""
+    totals = {request["key"]: request["response_tokens"] for request in requests}
+    finish = {request["key"]: request["finish"] for request in requests}
+    rows = switch["live"]
+    width = max(map(len, rows))
+    tokens, context = np.zeros((1, len(rows), width)), np.zeros((1, len(rows), width))
+    start = np.zeros(len(rows))
+    for replica, live in enumerate(rows):
+        for slot, (key, prompt, generated) in enumerate(live):
+            tokens[0, replica, slot] = totals[key] - generated
+            context[0, replica, slot] = prompt + generated
+        fresh = [prompt for _, prompt, generated in live if not generated]
+        if fresh:
+            start[replica] = model.prefill.seconds(switch["tp_from"], len(fresh), sum(fresh), 0)
+    stay_s = float(drain(model.decode, switch["tp_from"], tokens, context, start).seconds[0])
+    took_s = max(finish[key] for live in rows for key, _, _ in live) - switch["asked"]
+    return stay_s - took_s
+
+
+def _iteration(
+    number: int, data: dict, requests: Sequence[dict], switches: Sequence[dict], replicas: Sequence[dict]
+) -> dict:
+    lengths = [request["response_tokens"] for request in requests]
+    ends = sorted((request["finish_s"] for request in requests), reverse=True)
+    tail = max(1, int(TAIL_SHARE * len(ends)))
+    live = [switch for switch in switches if switch["unfinished"]]
+    return {column: data.get(metric) for column, metric in VERL_METRICS.items()} | {
+        "iteration": number,
+        "tokens": sum(lengths),
+        "samples": len(requests),
+        "truncated": sum(request["finish_reason"] == "length" for request in requests),
+        "response_len_mean": float(np.mean(lengths)),
+        "response_len_max": max(lengths),
+        "switches": len(live),
+        "switch_s": sum(switch["total_s"] for switch in live),
+        "tail_s": ends[0] - ends[tail] if tail < len(ends) else ends[0],
+        "decision_s": sum(sum(generation["decision_s"]) for generation in replicas),
+    }
+
+
+def _decode(number: int, generation: dict) -> pl.DataFrame:
+    return (
+        decode_steps(_steps(generation))
+        .with_columns(iteration=pl.lit(number, pl.Int64), at_s=pl.col("start") - _begin([generation]))
+        .select("iteration", "tp", "batch", "context", "seconds", "at_s", "rank")
+    )

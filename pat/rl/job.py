@@ -1,0 +1,150 @@
+"""One verl job as a command: the Hydra overrides and the environment of an arm (verl 0.9.1)."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from pat.engine.cpu import environment
+
+HERE = Path(__file__).parent
+
+
+def overrides(cfg, experiment: Path, arm: str, out: Path, ray_folder: str) -> dict[str, Any]:
+    """Hydra overrides of ``python -m verl.trainer.main_ppo`` for one arm; a key with + is new to verl.
+
+    cfg: the sections of stage train-ARM; out: where the arm's files go. ``cfg.train.extra`` wins.
+    """
+    rollout, train = cfg.rollout, cfg.train
+    model, data = (experiment / "model").absolute(), (experiment / "data").absolute()
+    actor, ref = "actor_rollout_ref.actor", "actor_rollout_ref"
+    epochs = math.ceil(train.iterations * rollout.prompts / _rows(data / "train.parquet"))
+    values: dict[str, Any] = {
+        "algorithm.adv_estimator": "grpo",
+        "algorithm.rollout_correction.bypass_mode": train.bypass_old_log_prob,
+        "data.train_files": data / "train.parquet",
+        "data.val_files": data / "val.parquet",
+        "data.train_batch_size": rollout.prompts,
+        "data.max_prompt_length": rollout.max_prompt,
+        "data.max_response_length": rollout.max_response,
+        "data.shuffle": False,  # every arm sees the same prompts in the same order
+        "data.dataloader_num_workers": 0,
+        f"{ref}.model.path": model,
+        f"{ref}.model.use_remove_padding": False,
+        f"{ref}.model.enable_gradient_checkpointing": False,
+        f"+{ref}.model.override_config.attn_implementation": "sdpa",
+        f"{actor}.strategy": "fsdp2",
+        f"{actor}.optim.lr": train.lr,
+        f"{actor}.ppo_mini_batch_size": rollout.prompts,
+        f"{actor}.ppo_micro_batch_size_per_gpu": train.micro_batch,
+        f"{actor}.use_kl_loss": False,
+        f"{actor}.fsdp_config.use_torch_compile": False,
+        f"+{actor}.fsdp_config.mixed_precision.param_dtype": train.mixed_precision,
+        f"{ref}.rollout.name": "pat",
+        f"{ref}.rollout.n": rollout.samples,
+        f"{ref}.rollout.dtype": cfg.model.dtype,
+        f"{ref}.rollout.temperature": rollout.temperature,
+        f"{ref}.rollout.tensor_model_parallel_size": cfg.ranks,
+        f"{ref}.rollout.log_prob_micro_batch_size_per_gpu": train.micro_batch,
+        f"{ref}.rollout.agent.num_workers": 1,
+        f"{ref}.rollout.max_num_seqs": max(64, rollout.prompts * rollout.samples),
+        "reward.custom_reward_function.path": HERE / "reward.py",
+        "reward.custom_reward_function.name": "compute_score",
+        "reward.num_workers": 1,
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+        "trainer.v1.sampler.custom_sampler.path": HERE / "sampler.py",
+        "trainer.v1.sampler.custom_sampler.name": "PromptReplayBuffer",
+        "trainer.logger": '["console","file"]',
+        "trainer.project_name": "pat",
+        "trainer.experiment_name": arm,
+        "trainer.n_gpus_per_node": cfg.ranks,
+        "trainer.nnodes": 1,
+        "trainer.val_before_train": False,
+        "trainer.test_freq": -1,
+        "trainer.save_freq": -1,
+        "trainer.resume_mode": "disable",
+        "trainer.total_epochs": epochs,
+        "trainer.total_training_steps": train.iterations,
+        "trainer.default_local_dir": out / "checkpoints",
+        "+ray_kwargs.ray_init.include_dashboard": False,
+        "+ray_kwargs.ray_init._temp_dir": ray_folder,
+        "hydra.run.dir": out / "hydra",
+    }
+    if not environment.has_accelerator():
+        values |= {
+            "trainer.device": "cpu",
+            "ray_kwargs.ray_init.num_cpus": 16,  # logical: verl's actors ask for one each and mostly wait
+            "+ray_kwargs.ray_init.num_gpus": cfg.ranks,  # logical
+        }
+    settings = rollout_settings(cfg, experiment, arm, out)
+    values |= {f"+{ref}.rollout.custom.pat.{key}": value for key, value in settings.items()}
+    return values | dict(train.extra)
+
+
+def rollout_settings(cfg, experiment: Path, arm: str, out: Path) -> dict[str, Any]:
+    """``rollout.custom.pat``; see ``pat.rl.settings``."""
+    rollout = cfg.rollout
+    settings: dict[str, Any] = {
+        "policy": arm,
+        "tp_sizes": list(cfg.tp_sizes),
+        "seed": cfg.seed,
+        "requests": rollout.prompts * rollout.samples,
+        "lengths": list(rollout.lengths) if rollout.lengths else None,
+        "deadline_s": rollout.deadline_s,
+        "kv_tokens": rollout.kv_tokens,
+        "log": (out / "rollout").absolute(),
+    }
+    if arm == "pat":
+        settings |= cfg.policy.model_dump()
+        settings["predictor"] = (experiment / "predictor" / "model.json").absolute()
+    return settings
+
+
+def command(values: dict[str, Any]) -> list[str]:
+    return [sys.executable, "-m", "verl.trainer.main_ppo", *(f"{k}={_hydra(v)}" for k, v in values.items())]
+
+
+def _hydra(value: Any) -> str:
+    """A value as Hydra's grammar reads it back."""
+    if isinstance(value, Path):
+        return f"'{value}'"
+    if isinstance(value, (bool, list, type(None))):
+        return json.dumps(value, separators=(",", ":"))
+    return str(value)
+
+
+def variables(out: Path) -> dict[str, str]:
+    """The job's environment: this process's, and what verl and Ray need; the user's own values are kept."""
+    values = {
+        "VERL_FILE_LOGGER_PATH": str(out.absolute() / "verl.jsonl"),
+        "VERL_USE_EXTERNAL_MODULES": "pat.rl.plugin",  # an error in it ends the job
+        "HYDRA_FULL_ERROR": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+        "WANDB_MODE": "disabled",
+        "HF_HUB_OFFLINE": "1",  # model and data are files by now
+        "TRANSFORMERS_OFFLINE": "1",
+    }
+    if not environment.has_accelerator():
+        values |= {
+            "VERL_PLATFORM": "cpu",
+            "VERL_ENGINE_DEVICE": "cuda",  # picks verl's FSDP engine
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+    values |= os.environ
+    if not environment.has_accelerator() and environment.stubs_needed():
+        # In every process of the job from its start: verl imports transformers before it loads plugins.
+        values["PYTHONPATH"] = os.pathsep.join(filter(None, [values.get("PYTHONPATH"), str(environment.STUBS)]))
+    return values
+
+
+def _rows(parquet: Path) -> int:
+    import polars as pl
+
+    return pl.scan_parquet(parquet).select(pl.len()).collect().item()

@@ -1,0 +1,103 @@
+import itertools
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pat.predictor.latency import DecodeModel, PrefillModel, decode_shapes
+
+DECODE = ["tp", "batch", "context", "seconds"]
+
+
+def cpu_step(tp, batch, context):
+    fixed, per_request, per_token = {1: (0.064, 0.009, 1.2e-5), 2: (0.049, 0.006, 7e-6)}[tp]
+    return fixed + per_request * batch + per_token * context
+
+
+def decode_samples(step, batches=(1, 2, 4, 8), contexts=(32, 192), steps=24, noise=lambda: 1.0):
+    rows = [
+        (tp, batch, batch * (context + i), step(tp, batch, batch * (context + i)) * noise())
+        for tp, batch, context, i in itertools.product((1, 2), batches, contexts, range(steps))
+    ]
+    return pl.DataFrame(rows, schema=DECODE, orient="row")
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_decode_recovers_a_linear_machine_and_extrapolates_it(tp):
+    model = DecodeModel.fit(decode_samples(cpu_step))
+    batch, context = np.array([1, 3, 8, 16]), np.array([50, 300, 1000, 8000])
+    np.testing.assert_allclose(model.seconds(tp, batch, context), cpu_step(tp, batch, context), rtol=0.01)
+
+
+def test_decode_follows_the_stairs_of_a_gpu():
+    def step(tp, batch, context):
+        return (0.005 if batch <= 8 else 0.0065 if batch <= 16 else 0.011) / tp + 1e-9 * context
+
+    model = DecodeModel.fit(
+        decode_samples(step, batches=(1, 4, 8, 9, 16, 17, 32), contexts=(1000, 2000, 4000))
+    )
+    for batch in (1, 8, 9, 16, 17, 32):
+        assert model.seconds(1, batch, 3000 * batch) == pytest.approx(step(1, batch, 3000 * batch), rel=0.01)
+
+
+def test_disturbed_steps_do_not_pull_the_fit():
+    rng = np.random.default_rng(0)
+    noisy = decode_samples(cpu_step, noise=lambda: rng.choice([1.0, 3.0], p=[0.8, 0.2]))
+    model = DecodeModel.fit(noisy)
+    assert model.seconds(1, 4, 500) == pytest.approx(cpu_step(1, 4, 500), rel=0.02)
+
+
+SAMPLES = st.lists(
+    st.tuples(st.just(1), st.integers(1, 64), st.integers(1, 10_000), st.floats(1e-3, 1)),
+    min_size=1,
+    max_size=40,
+)
+
+
+@given(SAMPLES)
+@settings(max_examples=60, deadline=None)
+def test_decode_never_gets_cheaper_with_more_requests_or_context(rows):
+    model = DecodeModel.fit(pl.DataFrame(rows, schema=DECODE, orient="row"))
+    grid = model.seconds(1, np.arange(1, 100)[:, None], np.linspace(0, 30_000, 50)[None])
+    assert grid.shape == (99, 50)
+    assert np.all(grid >= 0)
+    assert np.all(np.diff(grid, axis=0) >= -1e-12)
+    assert np.all(np.diff(grid, axis=1) >= -1e-12)
+
+
+def test_steps_of_a_growing_context_are_one_shape():
+    shapes = decode_shapes(decode_samples(cpu_step, batches=(4,), contexts=(195,), steps=10))
+    assert shapes.select("tp", "batch", "context").rows() == [(1, 4, 4 * 199.5), (2, 4, 4 * 199.5)]
+
+
+def test_an_unprofiled_tp_is_named():
+    model = DecodeModel.fit(decode_samples(cpu_step))
+    with pytest.raises(ValueError, match="no decode latency for tp 4: the profile has tp 1, 2"):
+        model.seconds(4, 1, 1)
+
+
+def prefill_step(requests, tokens, prefix):
+    return 0.05 + 0.002 * requests + 9e-4 * tokens + 2e-7 * tokens * (prefix + tokens / 2) / requests
+
+
+@pytest.fixture(scope="module")
+def prefill():
+    grid = itertools.product((1, 4), (16, 64, 192), (0, 128))
+    shapes = [(1, r, r * t, r * p, prefill_step(r, r * t, r * p)) for r, t, p in grid]
+    schema = ["tp", "requests", "tokens", "prefix", "seconds"]
+    return PrefillModel.fit(pl.DataFrame(shapes, schema=schema, orient="row"))
+
+
+def test_prefill_recovers_a_machine(prefill):
+    for requests, tokens, prefix in [(1, 100, 0), (2, 200, 100), (4, 700, 600), (8, 1600, 0)]:
+        expected = prefill_step(requests, tokens, prefix)
+        assert prefill.seconds(1, requests, tokens, prefix) == pytest.approx(expected, rel=0.03)
+
+
+@given(st.integers(1, 8), st.integers(1, 4000), st.integers(0, 4000), st.integers(1, 500))
+def test_prefill_grows_with_tokens_and_prefix(prefill, requests, tokens, prefix, more):
+    now = prefill.seconds(1, requests, tokens, prefix)
+    assert prefill.seconds(1, requests, tokens + more, prefix) >= now
+    assert prefill.seconds(1, requests, tokens, prefix + more) >= now
