@@ -17,6 +17,7 @@ from pat.engine import sglang_api as sg
 from pat.engine.board import Board
 from pat.engine.controller import Controller
 from pat.engine.cpu import environment
+from pat.engine.errors import SwitchError, SwitchUndone
 from pat.engine.plugin import ROUTE, SWITCH
 from pat.engine.settings import VARIABLE, Settings
 from pat.engine.switch import PHASES
@@ -38,10 +39,6 @@ REFUSED = {
     "disable_radix_cache": "moved KV enters through the radix cache",
     "disaggregation_mode": "prefill and decode must share the ranks",
 }
-
-
-class SwitchError(RuntimeError):
-    """A switch did not happen. If it was undone, generation goes on in the old layout."""
 
 
 class Engine(sg.Engine):
@@ -167,8 +164,8 @@ class Engine(sg.Engine):
         """Change to ``tp``; unfinished requests go on. Idempotent: at ``tp`` already, nothing happens.
 
         kv: "migrate" or "recompute" the KV of unfinished requests. Returns the record of the switch (seconds a
-        phase, tokens, bytes), {} if nothing had to be done. Raises SwitchError if it was undone or if the ranks
-        did not answer within the deadline.
+        phase, tokens, bytes), {} if nothing had to be done. Raises SwitchUndone if it was undone, SwitchError if
+        the ranks did not answer within the deadline.
         """
         if tp not in self.settings.tp_sizes:
             raise ValueError(f"tp {tp} is not one of this engine's tp_sizes {self.settings.tp_sizes}")
@@ -191,7 +188,7 @@ class Engine(sg.Engine):
                 ) from None
             if not all(done):
                 sg.sock_send(self.tokenizer_manager.send_to_scheduler, sg.SetInternalStateReq(server_args={ROUTE: old.tp}))
-                raise SwitchError(f"switch to tp {tp} was undone: {self.boards[0].read_switch()['error']}")
+                raise SwitchUndone(f"switch to tp {tp} was undone: {self.boards[0].read_switch()['error']}")
             self.layout = Layout(self.settings.ranks, tp)
             record = self._record(asked, decision, rows)
             self.switches.append(record)

@@ -7,7 +7,8 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from pat.policy import Live, Policy, RolloutState
+from pat.engine.errors import SwitchUndone
+from pat.policy import Decision, Live, Policy, RolloutState
 
 if TYPE_CHECKING:
     from pat.engine.api import Engine
@@ -35,6 +36,7 @@ class Controller:
         self.decision_s: list[float] = []  # what each decision took, seconds
         self._decided_at: tuple[int, int] = (0, 0)
         self._last_live = 0
+        self._given_up = False  # after a switch that had to be undone
 
     def start(self) -> None:
         """Start deciding; raises what ended an earlier run of this controller."""
@@ -66,7 +68,7 @@ class Controller:
         """Whether something happened that the policy should see."""
         live, steps = self.engine.progress()
         arriving, self._last_live = live > self._last_live, live
-        if not live or arriving:  # idle, or a batch is still coming in
+        if not live or arriving or self._given_up:  # idle, or a batch is still coming in
             return False
         decided_live, decided_steps = self._decided_at
         if live == decided_live and steps - decided_steps < STEPS_BETWEEN_DECISIONS:
@@ -84,9 +86,17 @@ class Controller:
         decision = self.policy.decide(state)
         self.decision_s.append(time.perf_counter() - before)
         if decision.tp != state.tp:
+            await self._switch(decision, rows)
+
+    async def _switch(self, decision: Decision, rows: list[list[tuple[int, int, int]]]) -> None:
+        try:
             record = await self.engine.async_switch(decision.tp, kv=decision.kv, decision=decision, rows=rows)
-            self.switches += 1
-            self.switch_s += record["total_s"]
+        except SwitchUndone as undone:
+            log.warning("PAT: %s; staying at tp %d until this generation ends", undone, self.engine.layout.tp)
+            self._given_up = True
+            return
+        self.switches += 1
+        self.switch_s += record["total_s"]
 
     def state(self, rows: list[list[tuple[int, int, int]]]) -> RolloutState:
         """What the policy sees, from the boards' rows of each replica."""

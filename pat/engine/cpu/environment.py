@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 STUBS = Path(__file__).parent / "stubs"
+# SGLang imports every model that it has, 5 s in each process on a core; here only the families that PAT switches.
+MODELS = ("llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 
 
 def has_accelerator() -> bool:
@@ -29,10 +31,16 @@ def prepare() -> None:
         "TORCH_COMPILE_DISABLE": "1",  # else the first tp > 1 forward compiles for seconds
         "TOKENIZERS_PARALLELISM": "false",
         "GLOO_SOCKET_IFNAME": "lo",
+        "SGLANG_DISABLED_MODEL_ARCHS": ",".join(_other_models()),
     }
     for key, value in defaults.items():
         os.environ.setdefault(key, value)
     add_stubs()
+
+
+def _other_models() -> list[str]:
+    folder = Path(importlib.util.find_spec("sglang").submodule_search_locations[0], "srt", "models")
+    return sorted(file.stem for file in folder.glob("*.py") if file.stem not in (*MODELS, "__init__", "registry"))
 
 
 def thread_binding(ranks: int) -> dict[str, str]:

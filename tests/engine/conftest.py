@@ -1,0 +1,151 @@
+"""Real SGLang engines on tiny random models, and Hugging Face as the reference."""
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+
+from pat.engine.cpu import environment
+
+environment.prepare()  # before anything imports transformers
+
+SHAPE = {
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.1,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+
+
+def write_model(folder, kind: str, seed: int = 0):
+    """A random checkpoint: "qwen3" (qk-norm, untied) or "llama" (tied embeddings)."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    extra = {"qwen3": {"head_dim": 16}, "llama": {"tie_word_embeddings": True}}[kind]
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(kind, **SHAPE, **extra)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    return folder
+
+
+@dataclass
+class Reference:
+    """Hugging Face on the same checkpoint, fp32, without a KV cache of ours."""
+
+    folder: str
+
+    def __post_init__(self):
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        self.torch = torch
+        self.model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32).eval()
+
+    def greedy(self, prompt, tokens):
+        with self.torch.no_grad():
+            out = self.model.generate(
+                self.torch.tensor([prompt]),
+                max_new_tokens=tokens,
+                min_new_tokens=tokens,
+                do_sample=False,
+                eos_token_id=None,
+            )
+        return out[0, len(prompt) :].tolist()
+
+    def logprobs(self, prompt, response):
+        """Teacher-forced log-probability of each response token."""
+        with self.torch.no_grad():
+            logits = self.model(self.torch.tensor([prompt + response])).logits[0].log_softmax(-1)
+        return [logits[len(prompt) - 1 + k, token].item() for k, token in enumerate(response)]
+
+
+@dataclass
+class Job:
+    """One request of a test."""
+
+    prompt: list
+    tokens: int
+    seed: int
+
+
+def jobs(lengths, shared_prompt=False):
+    """Requests with the given response lengths; half of them share a prompt if asked."""
+    made = []
+    for i, length in enumerate(lengths):
+        which = i % 2 if shared_prompt else i
+        made.append(Job([(7 * which + 3 * j) % 500 + 3 for j in range(9 + 2 * which)], length, 1000 + i))
+    return made
+
+
+class Driver:
+    """Runs requests on an engine and switches when they have come so far."""
+
+    def __init__(self, engine):
+        self.engine = engine
+
+    def run(self, requests, temperature=0.0, switches=(), during=None):
+        """Outputs of ``requests``. switches: (generated tokens of the slowest, tp, kv); during: a coroutine."""
+        return self.engine.loop.run_until_complete(self._run(requests, temperature, switches, during))
+
+    async def request(self, job, temperature, rid=None):
+        return await self.engine.async_generate(
+            rid=rid,
+            input_ids=job.prompt,
+            sampling_params={
+                "temperature": temperature,
+                "max_new_tokens": job.tokens,
+                "ignore_eos": True,
+                "sampling_seed": job.seed,
+            },
+            return_logprob=True,
+        )
+
+    async def progress(self, tokens, live):
+        """Until at most ``live`` requests are left and each of them has ``tokens`` tokens."""
+        for _ in range(30_000):
+            rows = [row for replica in self.engine.live_rows() for row in replica]
+            if rows and len(rows) <= live and min(row[2] for row in rows) >= tokens:
+                return
+            await asyncio.sleep(0.002)
+        raise TimeoutError(f"no {live} requests with {tokens} tokens; live: {rows}")
+
+    async def _run(self, requests, temperature, switches, during):
+        work = [asyncio.ensure_future(self.request(job, temperature)) for job in requests]
+        for tokens, tp, kv in switches:
+            await self.progress(tokens, len(requests))
+            await self.engine.async_switch(tp, kv)
+        if during:
+            await during()
+        outputs = await asyncio.wait_for(asyncio.gather(*work), 120)
+        await self.engine.end_iteration()
+        return outputs
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory):
+    """write_model(kind, seed) once a session."""
+    made = {}
+
+    def get(kind, seed=0):
+        if (kind, seed) not in made:
+            folder = tmp_path_factory.mktemp(f"{kind}-{seed}")
+            made[kind, seed] = str(write_model(folder, kind, seed))
+        return made[kind, seed]
+
+    return get
+
+
+def start(folder, **options):
+    from pat.engine.api import Engine
+
+    return Engine(
+        model_path=folder, dtype="float32", skip_tokenizer_init=True, log_level="error", **options
+    )
