@@ -125,6 +125,7 @@ def variables(out: Path) -> dict[str, str]:
         "HYDRA_FULL_ERROR": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_worker_niceness": "0",  # Ray's 15 lets anything else on the machine stretch what is measured
         "TOKENIZERS_PARALLELISM": "false",
         "WANDB_MODE": "disabled",
         "HF_HUB_OFFLINE": "1",  # model and data are files by now

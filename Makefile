@@ -1,0 +1,69 @@
+# PAT on one machine. `make all` runs the whole pipeline, `make test` every test; both make .venv first if need be.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+CONFIG ?= config/config.yaml
+PORT ?= 5000
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+VENV := .venv
+READY := $(VENV)/.ready
+TORCH := $(shell grep '^torch==' envs/cpu.txt)
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help all test test-fast lint ui env clean-results
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make all            environment, then the whole pipeline (CONFIG=$(CONFIG)); prints where the report is"
+	@echo "make test           environment, then every test that needs no GPU"
+	@echo "make test-fast      the tests that take seconds"
+	@echo "make lint           style of the code and of the workflow"
+	@echo "make ui             MLflow on what was run, http://127.0.0.1:$(PORT) (PORT=...)"
+	@echo "make env            only the environment, $(VENV), from envs/cpu.txt"
+	@echo "make clean-results  remove all results"
+
+all: env
+	pat doctor --config $(CONFIG)
+	snakemake --profile local all --configfile $(CONFIG)
+	@pat where --config $(CONFIG)
+
+test: env
+	pytest -m "not gpu"
+
+test-fast: env
+	pytest -m "not gpu and not slow and not engine and not training and not workflow"
+
+lint: env
+	ruff check .
+	ruff format --check .
+	snakefmt --check Snakefile workflow
+	snakemake --lint
+
+ui: env
+	@echo "MLflow: http://127.0.0.1:$(PORT) (Ctrl-C ends it)"
+	mlflow ui --backend-store-uri sqlite:///results/mlflow.db --host 127.0.0.1 --port $(PORT)
+
+env: $(READY)
+
+# Torch by itself and first: the CPU build comes from PyTorch's own index, and a machine that cannot reach that one
+# takes what its pip is configured with. The second `pip install` then finds it in place.
+$(READY): envs/cpu.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
+	    { echo "PAT needs Python 3.11: apt-get install python3.11 python3.11-venv, or make PYTHON=/path/to/it"; exit 1; }
+	@test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV) || \
+	    { echo "python3.11 has no venv: apt-get install python3.11-venv"; exit 1; }
+	@echo "Environment: installing $$(grep -c == envs/cpu.txt) pinned packages into $(VENV) (4 GB, a few minutes)"
+	@pip install --quiet --no-deps --retries 0 --timeout 10 \
+	    --extra-index-url https://download.pytorch.org/whl/cpu $(TORCH) || pip install --quiet --no-deps $(TORCH)
+	@pip install --progress-bar off --no-deps -r envs/cpu.txt | awk -v all=$$(grep -c == envs/cpu.txt) \
+	    '/^(Collecting|Processing|Requirement already)/ { printf "\r  package %d of %d", ++n, all; fflush() } \
+	    /^Installing/ { printf ", unpacking"; fflush() } END { print "" }'
+	@pip install --quiet --no-deps --no-build-isolation --editable .
+	@python -c 'import torch; torch.version.cuda and print("warning: this torch is a CUDA build. It works, \
+	but PyTorch\x27s index of CPU builds (download.pytorch.org) could not be reached.")'
+	@touch $@
+	@echo "Environment: ready"
+
+clean-results:
+	rm -rf results/* .snakemake

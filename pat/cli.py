@@ -1,0 +1,180 @@
+"""The command line: each stage of the pipeline by hand, and what helps around it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pat import config as schema
+from pat import configfile
+from pat.problems import ConfigError, Problem, shown
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+DEFAULT = Path("config/config.yaml")
+ConfigPath = Annotated[
+    Path, typer.Option("--config", help="A configuration (YAML), or a stage's own part of it (JSON).")
+]
+Experiment = Annotated[str | None, typer.Option(help="Which experiment of the YAML file.")]
+Out = Annotated[Path | None, typer.Option(help="Folder of the experiment; results/EXPERIMENT if left out.")]
+
+
+def _stage(stage: str, path: Path, experiment: str | None, out: Path | None) -> tuple[schema.Section, Path]:
+    """What ``stage`` reads of the configuration at ``path``, and the experiment's folder, made if need be."""
+    if path.suffix == ".json":
+        if not path.is_file():
+            raise ConfigError(Problem(("--config",), shown(str(path)), "a file that exists"))
+        config = schema.load_stage(path.read_text(), stage)
+        out = out or path.parent.parent
+    else:
+        configs = configfile.load(path)
+        if experiment is None and len(configs) == 1:
+            experiment = next(iter(configs))
+        if experiment not in configs:
+            raise ConfigError(Problem(("--experiment",), shown(experiment), f"one of {', '.join(configs)}"))
+        config = schema.stage_config(configs[experiment], stage)
+        out = out or Path("results") / experiment
+    if stage.startswith("train-"):
+        arms = [*(f"train-tp{tp}" for tp in config.tp_sizes), "train-pat"]
+        if stage not in arms:
+            names = ", ".join(arm.removeprefix("train-") for arm in arms)
+            raise ConfigError(Problem(("--arm",), shown(stage.removeprefix("train-")), f"one of {names}"))
+    out.mkdir(parents=True, exist_ok=True)
+    return config, out
+
+
+@app.command()
+def hardware(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out = None) -> None:
+    """Find out what there is to run on."""
+    _, out = _stage("hardware", config, experiment, out)
+    from pat import cluster
+
+    cluster.run(out)
+
+
+@app.command()
+def assets(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out = None) -> None:
+    """Get the model and the prompts ready."""
+    cfg, out = _stage("assets", config, experiment, out)
+    from pat import assets
+
+    assets.run(cfg, out)
+
+
+@app.command()
+def profile(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out = None) -> None:
+    """Time decode, prefill and switches in the real engine."""
+    cfg, out = _stage("profile", config, experiment, out)
+    from pat import profile
+
+    profile.run(cfg, out)
+
+
+@app.command()
+def predictor(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out = None) -> None:
+    """Fit the latency and cost models to the profile."""
+    _, out = _stage("predictor", config, experiment, out)
+    from pat.predictor import fit
+
+    fit.run(out / "profile", out / "predictor")
+
+
+@app.command()
+def train(
+    arm: Annotated[str, typer.Option(help="tpK: always tensor-parallel size K. pat: switches by itself.")],
+    config: ConfigPath = DEFAULT,
+    experiment: Experiment = None,
+    out: Out = None,
+) -> None:
+    """Train with real verl and measure every iteration."""
+    cfg, out = _stage(f"train-{arm}", config, experiment, out)
+    from pat.rl import train
+
+    train.run(cfg, out, arm)
+
+
+@app.command()
+def report(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out = None) -> None:
+    """Write the report that compares the arms."""
+    cfg, out = _stage("report", config, experiment, out)
+    from pat import report
+
+    report.run(out, cfg.report.title, out / "report")
+
+
+@app.command()
+def track(
+    stage: Annotated[str, typer.Option(help="hardware, assets, profile, predictor, train-ARM or report.")],
+    config: ConfigPath = DEFAULT,
+    experiment: Experiment = None,
+    out: Out = None,
+) -> None:
+    """Log a finished stage to MLflow."""
+    cfg, out = _stage("tracking", config, experiment, out)
+    from pat import tracking
+
+    read = out / "config" / f"{stage}.json"
+    params = json.loads(read.read_text()) if read.exists() else {}
+    tracking.run(out, stage, cfg.tracking, params, out / "tracking" / f"{stage}.json")
+
+
+@app.command()
+def check(config: ConfigPath = DEFAULT) -> None:
+    """Check a configuration file."""
+    for name, experiment in configfile.load(config).items():
+        for warning in configfile.warnings(experiment):
+            typer.echo(f"warning: {warning}", err=True)
+        typer.echo(
+            f"{name}: arms {', '.join(experiment.arms)}; {experiment.model.source}, {experiment.data.source}"
+        )
+
+
+@app.command()
+def where(config: ConfigPath = DEFAULT) -> None:
+    """Say where the results of a configuration are."""
+    for name in configfile.load(config):
+        report = Path("results") / name / "report" / "index.html"
+        typer.echo(f"Report of {name}: {report if report.exists() else 'not written yet'}")
+    typer.echo("Every stage in MLflow: make ui")
+
+
+@app.command()
+def doctor(config: ConfigPath = DEFAULT) -> None:
+    """Say whether this machine can run PAT, what is missing and how to get it."""
+    from pat import doctor
+
+    raise typer.Exit(0 if doctor.run(config) else 1)
+
+
+@app.command(name="schema")
+def print_schema() -> None:
+    """Print the JSON schema of configuration files (kept as config/schema.json)."""
+    typer.echo(schema.json_schema(), nl=False)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def logged(
+    context: typer.Context, log: Annotated[Path, typer.Argument(help="Where its output is kept.")]
+) -> None:
+    """Run another pat command and keep its output; if it fails, print the lines that matter."""
+    from pat.logged import run
+
+    name = f"pat {' '.join(context.args)}"
+    raise typer.Exit(run([sys.executable, "-m", "pat.cli", *context.args], log, name))
+
+
+def main() -> None:
+
+    try:
+        app()
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

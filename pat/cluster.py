@@ -1,0 +1,146 @@
+"""Stage ``hardware``: what PAT runs on, asked from Slurm where there is one, else from this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+MIB = 1 << 20
+PACKAGES = ("torch", "sglang", "verl", "ray", "transformers")
+
+# pyslurm 24.11/25.11: configured_gres is {"gpu:h200": 8}, real_memory is in MiB.
+_PYSLURM = """
+import json, pyslurm
+print(json.dumps([[n.name, n.total_cpus, n.real_memory, n.configured_gres or {}]
+                  for n in pyslurm.Nodes.load().values()]))
+"""
+
+
+def _output(*command: str) -> str | None:
+    """What ``command`` prints; None if it is not installed, fails or takes over 20 seconds."""
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except subprocess.TimeoutExpired:
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _node(name: str, cpus: int, memory_bytes: int, devices: list, links: str | None = None) -> dict[str, Any]:
+    return {"name": name, "cpus": cpus, "memory_bytes": memory_bytes, "devices": devices, "links": links}
+
+
+def _gpus(name: str, count: int) -> list[dict[str, Any]]:
+    return [{"kind": "gpu", "name": name, "memory_bytes": None} for _ in range(count)]
+
+
+def from_pyslurm() -> list[dict[str, Any]] | None:
+    """Nodes by pyslurm, None where it is absent or of another Slurm release.
+
+    In a process of its own: without a Slurm configuration the library ends the interpreter that imports it.
+    """
+    text = _output(sys.executable, "-c", _PYSLURM)
+    if text is None:
+        return None
+    nodes = []
+    for name, cpus, memory_mib, gres in json.loads(text):
+        devices = []
+        for kind, count in gres.items():
+            if kind.partition(":")[0] == "gpu":
+                devices += _gpus(kind.partition(":")[2] or "gpu", int(count))
+        nodes.append(_node(name, cpus, memory_mib * MIB, devices))
+    return nodes
+
+
+def from_sinfo() -> list[dict[str, Any]] | None:
+    """Nodes by ``sinfo``, None where it does not answer.
+
+    As text, since the layout of ``sinfo --json`` differs between Slurm releases and this has been stable.
+    """
+    text = _output("sinfo", "--Node", "--noheader", "--format=%N|%c|%m|%G")
+    if not text:
+        return None
+    nodes = {}
+    for line in text.splitlines():  # a node in two partitions is listed twice
+        name, cpus, memory_mib, gres = line.split("|")
+        nodes[name] = _node(name, int(cpus), int(memory_mib.rstrip("+")) * MIB, parse_gres(gres))
+    return list(nodes.values())
+
+
+def parse_gres(text: str) -> list[dict[str, Any]]:
+    """GPUs of Slurm's ``gpu:h200:8(S:0-1),tmp:1G``; the type is optional."""
+    devices = []
+    for item in text.split(","):
+        kind, *rest = item.partition("(")[0].split(":")
+        if kind == "gpu" and rest and rest[-1].isdigit():
+            devices += _gpus(rest[0] if len(rest) > 1 else "gpu", int(rest[-1]))
+    return devices
+
+
+def from_machine() -> list[dict[str, Any]]:
+    """This machine: the cores this process may use, its memory, its NVIDIA GPUs and their links."""
+    listing = _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+    devices = []
+    for line in (listing or "").splitlines():
+        name, memory_mib = (field.strip() for field in line.rsplit(",", 1))
+        devices.append({"kind": "gpu", "name": name, "memory_bytes": int(memory_mib) * MIB})
+    links = _output("nvidia-smi", "topo", "-m") if devices else None
+    cpus, memory = len(os.sched_getaffinity(0)), psutil.virtual_memory().total
+    return [_node(socket.gethostname(), cpus, memory, devices, links)]
+
+
+def cpu_model() -> str:
+    for line in (_output("lscpu") or "").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "Model name":
+            return value.strip()
+    return platform.machine()
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of Python and of the packages that results depend on; None where one is not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def discover() -> dict[str, Any]:
+    """The contents of ``hardware.json``."""
+    ways = {"pyslurm": from_pyslurm, "slurm": from_sinfo, "local": from_machine}
+    source, nodes = next((source, nodes) for source, find in ways.items() if (nodes := find()))
+    return {
+        "source": source,
+        "hostname": socket.gethostname(),
+        "nodes": nodes,
+        "cpu_model": cpu_model(),
+        "versions": versions(),
+    }
+
+
+def run(experiment_dir: Path) -> None:
+    """Write ``hardware.json`` and print it in a few lines."""
+    facts = discover()
+    (experiment_dir / "hardware.json").write_text(json.dumps(facts, indent=2) + "\n")
+    for node in facts["nodes"]:
+        gpus = [device["name"] for device in node["devices"]]
+        what = f"{len(gpus)} x {gpus[0]}" if gpus else "no GPU"
+        print(
+            f"{node['name']}: {node['cpus']} cores, {node['memory_bytes'] / 2**30:.0f} GiB, {what}",
+            flush=True,
+        )
+    print(f"(from {facts['source']}; {facts['cpu_model']})", flush=True)

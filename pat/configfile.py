@@ -1,0 +1,180 @@
+"""From a YAML file to its experiments, with every check that can be made before anything heavy starts."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from pat.config import Config, File
+from pat.model import BUILTIN, ModelSpec, UnsupportedModel, heads_for
+from pat.problems import ConfigError, Problem, shown, translate
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """PyYAML silently keeps the last of two equal keys, so that of two experiments of a name one is lost."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                where = f"line {key.start_mark.line + 1}"
+                raise ConfigError(Problem((key.value,), f"it a second time at {where}", "each key once"))
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def read(path: str | Path) -> Any:
+    """Contents of a YAML file. Raises ConfigError if it is missing, is not YAML, or has a key twice."""
+    try:
+        return yaml.load(Path(path).read_text(), _UniqueKeys)
+    except OSError as error:
+        raise ConfigError(
+            Problem(("--config",), shown(str(path)), f"a file that can be read ({error.strerror})")
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(Problem(("--config",), shown(str(path)), f"valid YAML ({reason})")) from None
+
+
+def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with the values of ``override``; mappings are merged, anything else is replaced."""
+    merged = dict(base)
+    for key, value in override.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = merge(merged[key], value) if both else value
+    return merged
+
+
+def parse(raw: Any) -> dict[str, Config]:
+    """The experiments, by name, of a file's contents. Raises ConfigError that lists all problems."""
+    if not isinstance(raw, Mapping):
+        allowed = f"a mapping with the keys {', '.join(File.model_fields)}"
+        raise ConfigError(Problem(("the whole file",), shown(raw), allowed))
+    experiments = raw.get("experiments")
+    if not isinstance(experiments, Mapping) or not experiments:
+        allowed = "a mapping NAME: {what it changes}, at least one"
+        raise ConfigError(Problem(("experiments",), shown(experiments), allowed))
+    base = {key: value for key, value in raw.items() if key != "experiments"}
+    configs, problems = {}, []
+    for name, override in experiments.items():
+        place = ("experiments", str(name))
+        if not _NAME.fullmatch(str(name)):
+            problems.append(
+                Problem(place, shown(name), "a name of letters, digits, '.', '_' and '-' (it names a folder)")
+            )
+        if not isinstance(override, Mapping):
+            problems.append(Problem(place, shown(override), "a mapping of what it changes, {} for nothing"))
+            continue
+        try:
+            configs[str(name)] = config = Config.model_validate(merge(base, override))
+            found = list(_checks(config))
+        except ValidationError as error:
+            found = translate(Config, error)
+        problems += [problem.within(str(name), override) for problem in found]
+    if problems:
+        raise ConfigError(*problems)
+    return configs
+
+
+def load(path: str | Path) -> dict[str, Config]:
+    """``parse`` of the file at ``path``."""
+    return parse(read(path))
+
+
+def _checks(config: Config) -> Iterator[Problem]:
+    """What the schema cannot say: values that do not go together, files that are not there."""
+    yield from _tp_and_arms(config)
+    yield from _rollout(config)
+    yield from _model(config)
+    yield from _data(config)
+
+
+def _tp_and_arms(config: Config) -> Iterator[Problem]:
+    divisors = [n for n in range(1, config.ranks + 1) if config.ranks % n == 0]
+    allowed = f"different divisors of ranks ({', '.join(map(str, divisors))}), 1 among them"
+    bad = [tp for tp in config.tp_sizes if tp not in divisors]
+    if bad or 1 not in config.tp_sizes or len(set(config.tp_sizes)) < len(config.tp_sizes):
+        yield Problem(("tp_sizes",), shown(list(config.tp_sizes)), allowed)
+        return  # the arms' names follow from the sizes
+    arms = [*(f"tp{tp}" for tp in config.tp_sizes), "pat"]
+    if len(set(config.arms)) < len(config.arms) or not set(config.arms) <= set(arms):
+        yield Problem(("arms",), shown(list(config.arms)), f"each of {', '.join(arms)} once at most")
+
+
+def _rollout(config: Config) -> Iterator[Problem]:
+    rollout, train = config.rollout, config.train
+    if rollout.lengths and max(rollout.lengths) > rollout.max_response:
+        longest = max(rollout.lengths)
+        yield Problem(
+            ("rollout", "lengths"), str(longest), f"at most rollout.max_response = {rollout.max_response}"
+        )
+    longest = rollout.max_prompt + rollout.max_response
+    if rollout.kv_tokens < longest:
+        sum_ = f"rollout.max_prompt + rollout.max_response = {longest}"
+        yield Problem(("rollout", "kv_tokens"), str(rollout.kv_tokens), f"at least {sum_}, one request")
+    responses = rollout.prompts * rollout.samples
+    if responses % config.ranks:
+        allowed = f"such that rollout.prompts x rollout.samples is a multiple of ranks = {config.ranks}"
+        yield Problem(("rollout", "prompts"), str(rollout.prompts), allowed)
+    elif responses // config.ranks % train.micro_batch:
+        product = f"rollout.prompts x rollout.samples / ranks = {responses} / {config.ranks}"
+        yield Problem(("train", "micro_batch"), str(train.micro_batch), f"a divisor of {product}")
+    if config.data.train_size < rollout.prompts:
+        yield Problem(
+            ("data", "train_size"),
+            str(config.data.train_size),
+            f"at least rollout.prompts = {rollout.prompts}",
+        )
+
+
+def _model(config: Config) -> Iterator[Problem]:
+    source, place = config.model.source, ("model", "source")
+    try:
+        spec = ModelSpec.of(source)
+        heads_for(spec, config.tp_sizes)
+    except OSError:
+        allowed = f"{', '.join(BUILTIN)}, or the folder of a Hugging Face checkpoint (with a config.json)"
+        yield Problem(place, shown(source), allowed)
+    except UnsupportedModel as error:
+        yield Problem(
+            place, shown(source), f"a model that tp {', '.join(map(str, config.tp_sizes))} divides; {error}"
+        )
+    else:
+        rollout, profile = config.rollout, config.profile
+        for key, tokens in (
+            (("rollout", "max_response"), rollout.max_prompt + rollout.max_response),
+            (("profile", "contexts"), max(profile.contexts) + profile.steps),
+            (("profile", "prefill"), max(profile.prefill)),
+        ):
+            if tokens > spec.max_positions:
+                yield Problem(
+                    key, f"{tokens} tokens in all", f"at most {spec.max_positions}, which {source} handles"
+                )
+
+
+def _data(config: Config) -> Iterator[Problem]:
+    from pat.assets import schema
+
+    if config.data.source not in schema.GENERATED:
+        try:
+            schema.read(config.data.source, rows=1)
+        except ValueError as error:
+            yield Problem(("data", "source"), shown(config.data.source), str(error))
+
+
+def warnings(config: Config) -> Iterator[str]:
+    """What will run, but not well, on this machine."""
+    cores = len(os.sched_getaffinity(0))
+    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    if gpus and config.ranks > gpus:
+        yield f"ranks: {config.ranks} ranks on {gpus} GPUs; each rank needs its own"
+    elif not gpus and config.ranks > cores:
+        yield f"ranks: {config.ranks} ranks on {cores} cores; they wait for each other, timings mean little"

@@ -1,0 +1,63 @@
+"""Run a command so that its output is seen and kept, and its failure explained."""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+_TELLING = re.compile(r"(\w*(Error|Exception|Interrupt)\b.*:|^config error:|\bkilled\b|out of memory)", re.I)
+
+
+def telling_lines(text: str, most: int = 12) -> list[str]:
+    """The lines of a failed command's output that say why, oldest first; its last lines if none does."""
+    lines = [line.rstrip() for line in re.split(r"[\r\n]+", text) if line.strip()]
+    telling = list(dict.fromkeys(line for line in lines[-400:] if _TELLING.search(line)))
+    return (telling or lines)[-most:]
+
+
+def _reason(code: int) -> str:
+    if code >= 0:
+        return f"exit status {code}"
+    name = signal.Signals(-code).name
+    return f"ended by {name}" + (", perhaps for lack of memory" if name == "SIGKILL" else "")
+
+
+def run(command: Sequence[str], log: Path, name: str) -> int:
+    """Run ``command``; its output goes to the terminal and, as it comes, to ``log``. Returns its exit status.
+
+    If it fails, ``name``, the lines that matter and the log's path are printed last. SIGTERM is passed on.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with log.open("wb") as file, selectors.DefaultSelector() as ready:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env)
+        previous = signal.signal(signal.SIGTERM, lambda number, _frame: process.send_signal(number))
+        ready.register(process.stdout, selectors.EVENT_READ)
+        try:
+            while True:
+                if not ready.select(timeout=1.0):
+                    # A daemon that it started may hold the pipe open for ever; only the command counts.
+                    if process.poll() is not None:
+                        break
+                    continue
+                data = os.read(process.stdout.fileno(), 1 << 16)
+                if not data:
+                    break
+                for sink in (file, sys.stdout.buffer):
+                    sink.write(data)
+                    sink.flush()
+            code = process.wait()
+        finally:
+            signal.signal(signal.SIGTERM, previous)
+    if code:
+        print(f"\n{name} failed ({_reason(code)}). The lines that matter:", file=sys.stderr)
+        for line in telling_lines(log.read_text(errors="replace")):
+            print(f"  {line}", file=sys.stderr)
+        print(f"The whole log: {log}", file=sys.stderr, flush=True)
+    return code if code >= 0 else 128 - code

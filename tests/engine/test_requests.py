@@ -1,0 +1,157 @@
+"""Unfinished requests at a switch: what of their KV is shared, where they go, and what is carried along."""
+
+from array import array
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pat.engine.requests import Unfinished, assign, kv_locations, pack, shared_prefixes, unpack
+
+TOKENS = st.lists(st.integers(0, 2), max_size=6)  # few tokens, so that many requests share a beginning
+
+
+def request(prompt, output=(), kv_tokens=None, extra_key=None, cache_salt=None, source=0) -> Unfinished:
+    req = SimpleNamespace(
+        rid="r",
+        origin_input_ids=array("q", prompt),
+        output_ids=array("q", output),
+        extra_key=extra_key,
+        cache_salt=cache_salt,
+    )
+    return Unfinished(req, source, len(prompt) + len(output) if kv_tokens is None else kv_tokens)
+
+
+@st.composite
+def requests(draw):
+    prompt, output = draw(TOKENS), draw(TOKENS)
+    kv_tokens = draw(st.integers(0, len(prompt) + len(output)))
+    return request(prompt, output, kv_tokens, draw(st.sampled_from([None, "a"])), draw(st.sampled_from([None, "s"])))
+
+
+@st.composite
+def dealt_requests(draw):
+    some = draw(st.lists(requests(), max_size=12))
+    return some, draw(st.lists(st.integers(0, 2), min_size=len(some), max_size=len(some)))
+
+
+def branch(request, target):
+    """What must be equal for two requests to share KV."""
+    return target, request.req.extra_key, request.req.cache_salt
+
+
+@settings(deadline=None)
+@given(dealt_requests())
+def test_a_prefix_is_shared_if_an_earlier_request_of_the_target_has_it(case):
+    some, targets = case
+    there, expected = set(), []
+    for one, target in zip(some, targets, strict=True):
+        tokens = [*one.req.origin_input_ids, *one.req.output_ids][: one.kv_tokens]
+        prefixes = [(branch(one, target), tuple(tokens[: i + 1])) for i in range(len(tokens))]
+        expected.append(sum(prefix in there for prefix in prefixes))
+        there.update(prefixes)
+    assert shared_prefixes(some, targets) == expected
+
+
+@settings(deadline=None)
+@given(dealt_requests())
+def test_each_distinct_token_of_a_target_is_moved_once(case):
+    some, targets = case
+    moved = sum(one.kv_tokens - start for one, start in zip(some, shared_prefixes(some, targets), strict=True))
+    distinct = {
+        (branch(one, target), tuple(one.tokens[:end]))
+        for one, target in zip(some, targets, strict=True)
+        for end in range(1, one.kv_tokens + 1)
+    }
+    assert moved == len(distinct)
+
+
+def test_samples_of_one_prompt_share_the_prompt():
+    some = [request([5, 6, 7], output) for output in ([1], [2, 3], [2, 4])]
+    assert shared_prefixes(some, [0, 0, 0]) == [0, 3, 4]
+    assert shared_prefixes(some, [0, 1, 0]) == [0, 0, 3]
+
+
+def test_a_request_without_kv_neither_shares_nor_is_shared():
+    some = [request([5, 6], kv_tokens=0), request([5, 6]), request([5, 6, 7], kv_tokens=0)]
+    assert shared_prefixes(some, [0, 0, 0]) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("difference", [{"extra_key": "other"}, {"cache_salt": "other"}])
+def test_requests_that_the_radix_tree_keeps_apart_share_nothing(difference):
+    assert shared_prefixes([request([1, 2]), request([1, 2], **difference)], [0, 0]) == [0, 0]
+
+
+@settings(deadline=None)
+@given(some=st.lists(requests(), max_size=20), replicas=st.integers(1, 4))
+def test_requests_are_spread_evenly_and_by_their_length(some, replicas):
+    targets = assign(some, replicas)
+    counts = [targets.count(replica) for replica in range(replicas)]
+    assert sum(counts) == len(some)
+    assert max(counts) - min(counts) <= 1
+    longest = sorted(some, key=lambda one: -one.length)[:replicas]
+    limit = longest[-1].length if longest else 0  # what is longer than that is among the first to be dealt
+    first = [targets[i] for i, one in enumerate(some) if one.length > limit]
+    assert len(set(first)) == len(first)
+
+
+@settings(deadline=None)
+@given(requests())
+def test_tokens_in_kv_are_the_beginning_of_prompt_and_response(one):
+    whole = [*one.req.origin_input_ids, *one.req.output_ids]
+    assert one.length == len(whole)
+    assert list(one.tokens) == whole[: one.kv_tokens]
+
+
+def test_a_packed_request_leaves_what_belongs_to_its_process_behind():
+    handle = open(__file__)  # noqa: SIM115  (cannot be pickled, like a tokenizer or a metrics collector)
+    stats = SimpleNamespace(metrics_collector=handle, created=1.5)
+    reqs = [
+        SimpleNamespace(rid=rid, tokenizer=handle, metrics_collector=handle, time_stats=stats, output_ids=[n])
+        for n, rid in enumerate(("a", "b"))
+    ]
+    there = unpack(pack(reqs, {"b": 17}), source=3)
+    handle.close()
+    assert [(one.req.rid, one.req.output_ids, one.source, one.kv_tokens) for one in there] == [
+        ("a", [0], 3, 0),
+        ("b", [1], 3, 17),
+    ]
+    assert [one.req.tokenizer for one in there] == [None, None]
+    assert there[0].req.time_stats.created == 1.5
+
+
+def fake_req(rid, row, prompt, output, finished=False, holds_kv=True, committed=None):
+    committed = prompt + output - 1 if committed is None else committed
+    return SimpleNamespace(
+        rid=rid,
+        origin_input_ids=[0] * prompt,
+        output_ids=[0] * output,
+        finished=lambda: finished,
+        kv=SimpleNamespace(holds_kv=holds_kv, req_pool_idx=row, kv_committed_len=committed),
+    )
+
+
+def test_only_decoding_requests_have_kv_to_move():
+    table = torch.arange(60, dtype=torch.int32).view(6, 10)
+    running = [
+        fake_req("decoding", 1, 4, 3),
+        fake_req("finished", 2, 4, 3, finished=True),
+        fake_req("no kv", 3, 4, 3, holds_kv=False),
+        fake_req("no token yet", 4, 4, 0, committed=4),
+        fake_req("half prefilled", 5, 4, 3, committed=2),
+    ]
+    last = SimpleNamespace(reqs=[fake_req("just prefilled", 0, 5, 1), running[0]])
+    pool = SimpleNamespace(req_to_token=table)
+    scheduler = SimpleNamespace(
+        running_batch=SimpleNamespace(reqs=running), last_batch=last, req_to_token_pool=pool
+    )
+    found = kv_locations(scheduler)
+    table.fill_(-1)  # SGLang frees the rows; the answer must not change with them
+    assert {rid: where.tolist() for rid, where in found.items()} == {
+        "decoding": [10, 11, 12, 13, 14, 15],
+        "just prefilled": [0, 1, 2, 3, 4],
+    }
+    scheduler.last_batch = None
+    assert set(kv_locations(scheduler)) == {"decoding"}

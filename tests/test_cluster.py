@@ -1,0 +1,103 @@
+"""Hardware discovery: Slurm by pyslurm or sinfo, else this machine."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from pat import cluster
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    """A folder of made-up programs that is found before the real ones."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def add(name: str, text: str, code: int = 0) -> None:
+        (tmp_path / f"{name}.out").write_text(text)
+        script = tmp_path / name
+        script.write_text(f"#!/bin/sh\ncat {tmp_path}/{name}.out\nexit {code}\n")
+        script.chmod(0o755)
+
+    return add
+
+
+def fake_pyslurm(folder: Path, monkeypatch, source: str) -> None:
+    (folder / "pyslurm.py").write_text(source)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+
+
+@pytest.mark.parametrize(
+    ("gres", "names"),
+    [
+        ("gpu:h200:8", ["h200"] * 8),
+        ("gpu:2", ["gpu", "gpu"]),
+        ("gpu:h200:1(S:0-1),tmp:1G", ["h200"]),
+        ("gpu:a100:1,gpu:l40s:1", ["a100", "l40s"]),
+        ("(null)", []),
+        ("", []),
+        ("fpga:2", []),
+    ],
+)
+def test_parse_gres(gres, names):
+    assert [device["name"] for device in cluster.parse_gres(gres)] == names
+
+
+def test_sinfo_lists_each_node_once(programs):
+    programs("sinfo", "n1|64|515000|gpu:h200:8\nn1|64|515000|gpu:h200:8\nn2|32|257000+|(null)\n")
+    n1, n2 = cluster.from_sinfo()
+    assert (n1["name"], n1["cpus"], n1["memory_bytes"], len(n1["devices"])) == ("n1", 64, 515000 << 20, 8)
+    assert (n2["name"], n2["memory_bytes"], n2["devices"]) == ("n2", 257000 << 20, [])
+
+
+def test_sinfo_that_fails_is_no_slurm(programs):
+    programs("sinfo", "n1|64|515000|gpu:h200:8\n", code=1)
+    assert cluster.from_sinfo() is None
+
+
+def test_pyslurm_comes_first(programs, tmp_path, monkeypatch):
+    programs("sinfo", "other|1|1|(null)\n")
+    fake_pyslurm(
+        tmp_path,
+        monkeypatch,
+        "class Node:\n"
+        "    name, total_cpus, real_memory, configured_gres = 'n1', 64, 1024, {'gpu:h200': 2, 'shard': 4}\n"
+        "class Nodes:\n"
+        "    load = staticmethod(lambda: {'n1': Node()})\n",
+    )
+    facts = cluster.discover()
+    assert facts["source"] == "pyslurm"
+    (node,) = facts["nodes"]
+    assert (node["name"], node["cpus"], node["memory_bytes"]) == ("n1", 64, GIB)
+    assert [device["name"] for device in node["devices"]] == ["h200", "h200"]
+
+
+def test_pyslurm_that_ends_the_interpreter_is_survived(programs, tmp_path, monkeypatch):
+    fake_pyslurm(tmp_path, monkeypatch, "import os\nos._exit(1)\n")
+    programs("sinfo", "n1|4|1024|(null)\n")
+    assert cluster.discover()["source"] == "slurm"
+
+
+def test_this_machine(programs):
+    programs("sinfo", "", code=1)
+    programs("nvidia-smi", "NVIDIA H200, 143771\nNVIDIA H200, 143771\n")
+    facts = cluster.discover()
+    assert facts["source"] == "local"
+    (node,) = facts["nodes"]
+    assert node["cpus"] == len(os.sched_getaffinity(0))
+    assert node["memory_bytes"] > 0
+    assert node["devices"] == [{"kind": "gpu", "name": "NVIDIA H200", "memory_bytes": 143771 << 20}] * 2
+    assert facts["cpu_model"]
+    assert facts["versions"]["python"] == sys.version.split()[0]
+    assert facts["versions"]["sglang"] == "0.5.23"
+
+
+def test_stage_writes_what_it_found(programs, tmp_path, capsys):
+    programs("sinfo", "n1|64|524288|gpu:h200:8\n")
+    cluster.run(tmp_path)
+    assert json.loads((tmp_path / "hardware.json").read_text())["nodes"][0]["name"] == "n1"
+    assert "n1: 64 cores, 512 GiB, 8 x h200" in capsys.readouterr().out

@@ -1,0 +1,156 @@
+"""Layouts: who is in which replica, who holds which heads, and how requests are dealt."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pat.layout import Layout, deal, legal_tp
+
+
+@st.composite
+def layouts(draw):
+    tp, dp = draw(st.integers(1, 8)), draw(st.integers(1, 8))
+    return Layout(tp * dp, tp)
+
+
+@settings(deadline=None)
+@given(layouts())
+def test_every_rank_is_in_one_replica_at_the_place_of_its_tp_rank(layout):
+    members = [rank for replica in layout.replicas for rank in replica]
+    assert sorted(members) == list(range(layout.ranks))
+    for rank in range(layout.ranks):
+        assert layout.replicas[layout.replica(rank)][layout.tp_rank(rank)] == rank
+
+
+@settings(deadline=None)
+@given(layouts())
+def test_the_leaders_are_the_first_ranks_of_the_replicas(layout):
+    assert layout.dp == len(layout.replicas)
+    assert layout.leaders == tuple(replica[0] for replica in layout.replicas)
+    assert all(len(replica) == layout.tp for replica in layout.replicas)
+
+
+@settings(deadline=None)
+@given(ranks=st.integers(1, 16), tp=st.integers(-2, 20))
+def test_only_a_divisor_of_the_ranks_is_a_tensor_parallel_size(ranks, tp):
+    if tp in (n for n in range(1, ranks + 1) if ranks % n == 0):
+        assert Layout(ranks, tp).tp == tp
+    else:
+        with pytest.raises(ValueError, match=f"tp {tp} does not divide {ranks} ranks"):
+            Layout(ranks, tp)
+
+
+@settings(deadline=None)
+@given(tp=st.integers(1, 4), wider=st.integers(1, 4), replicas=st.integers(1, 4))
+def test_a_wider_replica_is_a_union_of_narrower_ones(tp, wider, replicas):
+    ranks = tp * wider * replicas
+    narrow = Layout(ranks, tp).replicas
+    for replica in Layout(ranks, tp * wider).replicas:
+        inside = [n for n in narrow if set(n) & set(replica)]
+        assert sorted(rank for n in inside for rank in n) == sorted(replica)
+
+
+@settings(deadline=None)
+@given(tp=st.integers(1, 8), each=st.integers(1, 4), dp=st.integers(1, 3))
+def test_enough_kv_heads_are_divided_among_the_ranks_of_a_replica(tp, each, dp):
+    layout, kv_heads = Layout(tp * dp, tp), tp * each
+    for replica in layout.replicas:
+        held = [head for rank in replica for head in layout.kv_heads(rank, kv_heads)]
+        assert held == list(range(kv_heads))  # each once, in rank order
+        assert {len(layout.kv_heads(rank, kv_heads)) for rank in replica} == {each}
+
+
+@settings(deadline=None)
+@given(kv_heads=st.integers(1, 4), copies=st.integers(2, 4), dp=st.integers(1, 3))
+def test_too_few_kv_heads_are_held_by_neighbours(kv_heads, copies, dp):
+    layout = Layout(kv_heads * copies * dp, kv_heads * copies)
+    for replica in layout.replicas:
+        held = [list(layout.kv_heads(rank, kv_heads)) for rank in replica]
+        assert held == [[head] for head in range(kv_heads) for _ in range(copies)]
+
+
+def attends_locally(layout: Layout, heads: int, kv_heads: int) -> bool:
+    """Whether each rank's block of query heads finds every KV head that it reads on its own rank."""
+    if heads % layout.tp:
+        return False
+    block = heads // layout.tp
+    return all(
+        query * kv_heads // heads in layout.kv_heads(rank, kv_heads)
+        for rank in range(layout.tp)
+        for query in range(rank * block, (rank + 1) * block)
+    )
+
+
+@settings(deadline=None)
+@given(kv_heads=st.integers(1, 8), group=st.integers(1, 6), ranks=st.integers(1, 12))
+def test_a_size_is_legal_exactly_if_no_query_head_needs_another_ranks_kv(kv_heads, group, ranks):
+    heads = kv_heads * group
+    possible = [tp for tp in range(1, ranks + 1) if ranks % tp == 0]
+    local = [tp for tp in possible if attends_locally(Layout(ranks, tp), heads, kv_heads)]
+    assert list(legal_tp(heads, kv_heads, ranks)) == local
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "ranks", "sizes"),
+    [
+        (32, 8, 8, (1, 2, 4, 8)),  # Llama-3.1-8B
+        (32, 2, 8, (1, 2, 4, 8)),  # heads replicated from 4 on
+        (9, 3, 2, (1,)),  # SmolLM2-135M
+        (12, 4, 2, (1, 2)),  # the same, padded
+        (12, 4, 8, (1, 2, 4)),
+        (6, 3, 4, (1,)),
+        (4, 4, 6, (1, 2)),
+    ],
+)
+def test_legal_sizes_of_known_models(heads, kv_heads, ranks, sizes):
+    assert legal_tp(heads, kv_heads, ranks) == sizes
+
+
+WEIGHTS = st.lists(st.integers(0, 50), max_size=40)
+
+
+@settings(deadline=None)
+@given(weights=WEIGHTS, replicas=st.integers(1, 8))
+def test_every_request_is_dealt_once_and_counts_are_even(weights, replicas):
+    owners = deal(weights, replicas)
+    assert len(owners) == len(weights)
+    assert set(owners) <= set(range(replicas))
+    counts = [Counter(owners)[replica] for replica in range(replicas)]
+    assert sum(counts) == len(weights)
+    assert max(counts) - min(counts) <= 1
+
+
+@settings(deadline=None)
+@given(weights=WEIGHTS, replicas=st.integers(1, 8))
+def test_each_round_gives_the_heavier_request_to_the_lighter_replica(weights, replicas):
+    owners = deal(weights, replicas)
+    heaviest_first = sorted(range(len(weights)), key=lambda i: (-weights[i], i))
+    load = [0] * replicas
+    for start in range(0, len(weights), replicas):
+        round_ = heaviest_first[start : start + replicas]
+        before = [load[owners[i]] for i in round_]
+        assert len({owners[i] for i in round_}) == len(round_)
+        assert before == sorted(before)
+        assert before == sorted(load)[: len(round_)]  # a last, short round goes to the lightest
+        for i in round_:
+            load[owners[i]] += weights[i]
+
+
+@settings(deadline=None)
+@given(weights=WEIGHTS, replicas=st.integers(1, 8))
+def test_every_rank_deals_alike(weights, replicas):
+    assert deal(weights, replicas) == deal(tuple(weights), replicas)
+
+
+def test_equal_requests_are_dealt_in_turn():
+    assert deal([5] * 7, 3) == [0, 1, 2, 0, 1, 2, 0]
+
+
+@settings(deadline=None)
+@given(weights=st.lists(st.integers(0, 50), min_size=1, max_size=40))
+def test_two_replicas_differ_by_no_more_than_the_heaviest_request(weights):
+    owners = deal(weights, 2)
+    totals = [sum(w for w, o in zip(weights, owners, strict=True) if o == replica) for replica in (0, 1)]
+    assert abs(totals[0] - totals[1]) <= max(weights)

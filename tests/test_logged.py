@@ -1,0 +1,84 @@
+"""A logged command: seen, kept, and explained when it fails."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pat import logged
+
+
+def run(tmp_path, code: str) -> tuple[int, str]:
+    log = tmp_path / "logs" / "stage.log"
+    return logged.run([sys.executable, "-c", code], log, "pat stage"), log.read_text()
+
+
+def test_output_goes_to_terminal_and_log(tmp_path, capfdbinary):
+    code, log = run(
+        tmp_path, "import sys; print('out'); print('err', file=sys.stderr); print('bar\\r', end='')"
+    )
+    assert code == 0
+    assert sorted(log.split()) == ["bar", "err", "out"]
+    out, err = capfdbinary.readouterr()
+    assert (out, err) == ((tmp_path / "logs" / "stage.log").read_bytes(), b"")
+    assert out.endswith(b"\r")  # a progress bar stays one
+
+
+def test_failure_shows_the_reason_and_the_log(tmp_path, capfd):
+    code, _ = run(tmp_path, "print('chatter\\n' * 50); raise ValueError('too few prompts')")
+    assert code == 1
+    error = capfd.readouterr().err
+    assert "pat stage failed (exit status 1)" in error
+    assert "ValueError: too few prompts" in error
+    assert "chatter" not in error
+    assert error.rstrip().endswith(f"The whole log: {tmp_path / 'logs' / 'stage.log'}")
+
+
+def test_killed_command(tmp_path, capfd):
+    code, _ = run(tmp_path, "import os; os.kill(os.getpid(), 9)")
+    assert code == 128 + 9
+    assert "ended by SIGKILL, perhaps for lack of memory" in capfd.readouterr().err
+
+
+def test_a_daemon_that_keeps_the_pipe_open_is_not_waited_for(tmp_path):
+    code, log = run(tmp_path, "import subprocess; print(subprocess.Popen(['sleep', '600']).pid)")
+    assert code == 0
+    os.kill(int(log), signal.SIGKILL)  # it was still running
+
+
+def test_sigterm_reaches_the_command(tmp_path):
+    log = tmp_path / "log"
+    inner = "import signal, time; signal.signal(15, lambda *_: exit(7)); print('ready'); time.sleep(60)"
+    outer = "import sys; from pathlib import Path; from pat import logged; "
+    outer += f"sys.exit(logged.run([sys.executable, '-c', {inner!r}], Path({str(log)!r}), 'x'))"
+    process = subprocess.Popen([sys.executable, "-c", outer])
+    while not (log.exists() and "ready" in log.read_text()):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(timeout=30) == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("a\nconfig error: x: got 1; allowed: 2\n", ["config error: x: got 1; allowed: 2"]),
+        ("10%\r20%\r\nKeyError: 'x'\nbye\n", ["KeyError: 'x'"]),
+        (
+            "(pid=7) torch.OutOfMemoryError: CUDA out of memory\nx\n",
+            ["(pid=7) torch.OutOfMemoryError: CUDA out of memory"],
+        ),
+        ("one\n\ntwo\n", ["one", "two"]),
+        ("", []),
+    ],
+)
+def test_telling_lines(text, lines):
+    assert logged.telling_lines(text) == lines
+
+
+def test_telling_lines_are_few():
+    text = "\n".join(f"E{i}: RuntimeError: {i}" for i in range(100))
+    assert logged.telling_lines(text, most=3) == [f"E{i}: RuntimeError: {i}" for i in (97, 98, 99)]

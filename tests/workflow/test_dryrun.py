@@ -1,0 +1,233 @@
+"""What runs again after which edit, on a copy of the workflow whose stages only leave files."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.workflow.project import copy_project
+
+SNAKEMAKE = [sys.executable, "-m", "snakemake", "--profile", "local"]
+pytestmark = pytest.mark.workflow
+
+# Stands in for `pat logged LOG STAGE --config FILE ...`: takes a moment, notes when, leaves its outputs.
+FAKE_PAT = f"""#!{sys.executable}
+import sys, time, uuid
+from pathlib import Path
+
+start = time.monotonic()
+log, stage, *rest = sys.argv[2:]
+option = dict(zip(rest[::2], rest[1::2]))
+out = Path(option["--config"]).parent.parent
+train = "train/" + option.get("--arm", "") + "/"
+tables = ("iterations", "requests", "switches", "decode")
+files = {{
+    "hardware": ["hardware.json"],
+    "assets": ["model/config.json", "data/train.parquet", "data/val.parquet"],
+    "profile": ["profile/machine.json", "profile/decode.parquet", "profile/prefill.parquet",
+                "profile/switch.parquet", "profile/transfer.parquet"],
+    "predictor": [f"predictor/{{f}}" for f in ("model.json", "errors.json", "fit.png")],
+    "train": [f"{{train}}{{t}}.parquet" for t in tables] + [train + "run.json"],
+    "report": ["report/index.html", "report/summary.json"],
+    "track": ["tracking/" + option.get("--stage", "") + ".json"],
+}}
+for name in files[stage]:
+    (out / name).parent.mkdir(parents=True, exist_ok=True)
+    (out / name).write_text(uuid.uuid4().hex)
+time.sleep(0.3)
+with open("times.txt", "a") as times:
+    times.write(f"{{stage}} {{start}} {{time.monotonic()}}\\n")
+"""
+
+EVERY_ARM = {"train tp1", "train tp2", "train pat"}
+TRACKED_ARMS = {"track train-tp1", "track train-tp2", "track train-pat"}
+REPORT = {"report", "track report"}
+
+
+def snakemake(folder: Path, *arguments: str) -> str:
+    env = {**os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [*SNAKEMAKE, *arguments],
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+JOBS = {
+    r"Hardware": "hardware",
+    r"Model and data": "assets",
+    r"Profile of the engine": "profile",
+    r"Predictor": "predictor",
+    r"Training, arm (\w+)": r"train \1",
+    r"Report": "report",
+    r"MLflow, ([\w-]+)": r"track \1",
+}
+
+
+def planned(folder: Path, *arguments: str) -> set[str]:
+    """The jobs of a dry run, as "RULE ARM-OR-STAGE", without the files of settings that go before them."""
+    jobs = set()
+    for message in re.findall(
+        r"^Job \d+: (.*) \(smollm2-gsm\)$", snakemake(folder, "-n", *arguments, "all"), re.M
+    ):
+        names = {
+            re.sub(pattern, name, message) for pattern, name in JOBS.items() if re.fullmatch(pattern, message)
+        }
+        assert names or message.startswith("Settings of"), message
+        jobs |= names
+    return jobs
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A folder where everything ran, of one experiment with the arms tp1, tp2, pat."""
+    folder = copy_project(tmp_path_factory.mktemp("finished"))
+    (folder / "bin").mkdir()
+    (folder / "bin" / "pat").write_text(FAKE_PAT)
+    (folder / "bin" / "pat").chmod(0o755)
+    snakemake(folder, "all", "--quiet", "all")
+    return folder
+
+
+@pytest.fixture
+def project(finished, tmp_path) -> Path:
+    """A copy of it to edit."""
+    return Path(shutil.copytree(finished, tmp_path / "project", symlinks=True))
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_nothing_runs_twice(project):
+    assert planned(project) == set()
+
+
+CONFIG_EDITS = [
+    # (old text, new text, what runs again)
+    ("lr: 1.0e-6", "lr: 2.0e-6", EVERY_ARM | TRACKED_ARMS | REPORT),
+    ("title: SmolLM2", "title: A look at SmolLM2", REPORT),
+    ("margin: 0.1", "margin: 0.2", {"train pat", "track train-pat"} | REPORT),
+    (
+        "steps: 24",
+        "steps: 12",
+        {"profile", "track profile", "predictor", "track predictor", "train pat", "track train-pat"} | REPORT,
+    ),
+    ("temperature: 1.0", "temperature: 0.5", EVERY_ARM | TRACKED_ARMS | REPORT),
+    ("arms: [tp1, tp2, pat]", "arms: [tp2, pat]", REPORT),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "again"), CONFIG_EDITS, ids=[new for _, new, _ in CONFIG_EDITS])
+def test_edit_of_the_configuration(project, old, new, again):
+    edit(project / "config" / "config.yaml", old, new)
+    assert planned(project) == again
+
+
+def test_edit_of_the_seed_runs_all_but_the_hardware(project):
+    edit(project / "config" / "config.yaml", "seed: 0", "seed: 7")
+    assert {"assets", "profile", "predictor"} | EVERY_ARM | REPORT <= planned(project)
+    assert "hardware" not in planned(project)
+
+
+def test_edit_of_the_tracking_place_only_logs_again(project):
+    edit(project / "config" / "config.yaml", "results/mlflow.db", "results/other.db")
+    jobs = planned(project)
+    assert {job.split()[0] for job in jobs} == {"track"}
+    assert len(jobs) == 8
+
+
+CODE_EDITS = [
+    ("pat/report/page.py", REPORT),
+    ("pat/policy.py", {"train pat", "track train-pat"} | REPORT),
+    ("pat/predictor/latency.py", {"predictor", "track predictor", "train pat", "track train-pat"} | REPORT),
+    ("pat/rl/reward.py", EVERY_ARM | TRACKED_ARMS | REPORT),
+    ("pat/cli.py", set()),
+    ("pat/doctor.py", set()),
+    ("workflow/rules/train.smk", set()),
+]
+
+
+@pytest.mark.parametrize(("file", "again"), CODE_EDITS, ids=[file for file, _ in CODE_EDITS])
+def test_edit_of_the_code(project, file, again):
+    (project / file).open("a").write("\n# edited\n")
+    assert planned(project) == again
+
+
+def test_touched_files_run_nothing(project):
+    for path in [*project.glob("config/*"), *project.glob("pat/**/*.py"), *project.glob("workflow/**/*.smk")]:
+        path.touch()
+    assert planned(project) == set()
+
+
+def test_a_lost_output_is_made_again(project):
+    shutil.rmtree(project / "results" / "smollm2-gsm" / "report")
+    assert planned(project) == REPORT
+
+
+def test_a_stage_can_be_forced(project):
+    assert "train tp1" in planned(project, "-R", "train")
+    assert "profile" not in planned(project, "-R", "train")
+
+
+def test_a_new_experiment_leaves_the_others_alone(project):
+    edit(project / "config" / "config.yaml", "smollm2-gsm: {}", "smollm2-gsm: {}\n  two: {seed: 2}")
+    out = snakemake(project, "-n", "all")
+    assert "(two)" in out
+    assert "(smollm2-gsm)" not in out
+
+
+def test_another_configuration_file_stands_alone(project):
+    out = snakemake(project, "-n", "all", "--configfile", "config/ci.yaml")
+    assert "(ci-llama)" in out
+    assert "smollm2-gsm" not in out
+
+
+def test_timed_stages_have_the_machine_to_themselves(finished):
+    spans = [line.split() for line in (finished / "times.txt").read_text().splitlines()]
+    for exclusive in ({"profile", "train"}, {"track"}):
+        times = sorted((float(start), float(end)) for stage, start, end in spans if stage in exclusive)
+        assert len(times) > 3
+        for (_, end), (start, _) in pairwise(times):
+            assert end <= start
+
+
+MISTAKES = [
+    ("lr: 1.0e-6", "lrr: 1.0e-6", "config error: train.lrr: got an unknown key"),
+    ("arms: [tp1", "arms: [tp3", "config error: arms: got ['tp3', 'tp2', 'pat']"),
+    ("ranks: 2", "ranks: two", "config error: ranks: got 'two'"),
+    ("smollm2-gsm: {}", "a: {}\n  a: {}", "config error: a: got it a second time"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), MISTAKES)
+def test_mistakes_stop_before_anything_runs(project, old, new, message):
+    edit(project / "config" / "config.yaml", old, new)
+    before = {path: path.read_bytes() for path in project.glob("results/**/*") if path.is_file()}
+    done = subprocess.run([*SNAKEMAKE, "all"], cwd=project, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert message in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert before == {path: path.read_bytes() for path in project.glob("results/**/*") if path.is_file()}
+
+
+def test_a_failed_stage_says_why_and_keeps_the_rest(project):
+    shutil.rmtree(project / "results" / "smollm2-gsm" / "report")
+    (project / "bin" / "pat").unlink()  # now the real one, which cannot read these made-up results
+    done = subprocess.run([*SNAKEMAKE, "all"], cwd=project, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "pat report --config results/smollm2-gsm/config/report.json failed" in done.stderr
+    assert "The whole log: results/smollm2-gsm/logs/report.log" in done.stderr
+    assert (project / "results" / "smollm2-gsm" / "train" / "pat" / "iterations.parquet").exists()

@@ -1,0 +1,82 @@
+# The configuration, checked before anything else happens, and what the rules have in common.
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+from snakemake.logging import logger
+
+from pat import configfile as pat_configfile
+from pat.config import stage_config
+from pat.problems import ConfigError
+
+# The rules call `pat`: where the environment was not activated, it stands beside the Python that runs this.
+if shutil.which("pat") is None:
+    os.environ.update(PATH=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+
+try:
+    for path in workflow.overwrite_configfiles or ["config/config.yaml"]:
+        pat_configfile.read(path)  # Snakemake's own reader takes a key twice without a word
+    EXPERIMENTS = pat_configfile.parse(config)
+except ConfigError as error:
+    raise WorkflowError(str(error))
+
+if workflow.local_exec and workflow.is_main_process:
+    for warning in {text for each in EXPERIMENTS.values() for text in pat_configfile.warnings(each)}:
+        logger.warning(f"warning: {warning}")
+
+ARMS = sorted({arm for each in EXPERIMENTS.values() for arm in each.arms})
+
+# The code whose edit makes a stage run again. Snakemake compares contents, so a fresh checkout runs nothing.
+CODE = {
+    "hardware": ["cluster.py"],
+    "assets": ["model.py", "assets/*.py"],
+    "profile": ["layout.py", "seam.py", "profile.py", "engine/**/*.py"],
+    "predictor": ["predictor/*.py"],
+    "train": ["layout.py", "seam.py", "engine/**/*.py", "rl/**/*.py"],
+    "train-pat": ["layout.py", "seam.py", "policy.py", "engine/**/*.py", "rl/**/*.py"],
+    "report": ["report/*"],
+    "tracking": ["tracking.py", "facts.py"],
+}
+
+
+wildcard_constraints:
+    experiment="|".join(map(re.escape, EXPERIMENTS)),
+    arm="|".join(map(re.escape, ARMS)),
+
+
+def code(stage):
+    """Files of the package that ``stage`` depends on, relative to the working directory."""
+    package = Path(workflow.basedir) / "pat"
+    patterns = CODE.get(stage) or CODE[stage.partition("-")[0]]
+    files = [path for pattern in patterns for path in package.glob(pattern) if path.is_file()]
+    return sorted(os.path.relpath(path) for path in files)
+
+
+def stages(experiment):
+    """Stages of ``experiment``, in the order in which they run."""
+    arms = [f"train-{arm}" for arm in EXPERIMENTS[experiment].arms]
+    return ["hardware", "assets", "profile", "predictor", *arms, "report"]
+
+
+def ranks(wildcards):
+    return EXPERIMENTS[wildcards.experiment].ranks
+
+
+def gpus(wildcards):
+    """A GPU a rank, to ask Slurm for; on one machine nobody has to be asked."""
+    return 0 if workflow.local_exec else ranks(wildcards)
+
+
+def trained(wildcards):
+    arms = EXPERIMENTS[wildcards.experiment].arms
+    return expand(rules.train.output, experiment=wildcards.experiment, arm=arms)
+
+
+def outcome(wildcards):
+    """Files that ``wildcards.stage`` leaves behind."""
+    stage, _, arm = wildcards.stage.partition("-")
+    patterns = rules.train.output if stage == "train" else OUTCOME[stage]
+    return expand(patterns, experiment=wildcards.experiment, arm=arm)

@@ -1,0 +1,114 @@
+# What training needs: the machine, the model and its data, and how fast they are together.
+
+
+# What a stage reads of the configuration, in a file of its own: it changes when, and only when, one of these
+# values does, and so decides what runs again.
+rule config:
+    output:
+        "results/{experiment}/config/{stage}.json",
+    log:
+        "results/{experiment}/logs/config-{stage}.log",
+    benchmark:
+        "results/{experiment}/benchmarks/config-{stage}.tsv"
+    localrule: True
+    conda:
+        "../../envs/conda.yaml"
+    params:
+        content=lambda w: stage_config(EXPERIMENTS[w.experiment], w.stage).model_dump_json(indent=2),
+    message:
+        "Settings of {wildcards.stage} ({wildcards.experiment})"
+    shell:
+        "printf '%s\\n' {params.content:q} > {output} 2> {log}"
+
+
+rule hardware:
+    input:
+        config="results/{experiment}/config/hardware.json",
+        code=code("hardware"),
+    output:
+        "results/{experiment}/hardware.json",
+    log:
+        "results/{experiment}/logs/hardware.log",
+    benchmark:
+        "results/{experiment}/benchmarks/hardware.tsv"
+    localrule: True
+    conda:
+        "../../envs/conda.yaml"
+    message:
+        "Hardware ({wildcards.experiment})"
+    shell:
+        "pat logged {log} hardware --config {input.config}"
+
+
+rule assets:
+    input:
+        config="results/{experiment}/config/assets.json",
+        code=code("assets"),
+    output:
+        model=directory("results/{experiment}/model"),
+        train="results/{experiment}/data/train.parquet",
+        val="results/{experiment}/data/val.parquet",
+    log:
+        "results/{experiment}/logs/assets.log",
+    benchmark:
+        "results/{experiment}/benchmarks/assets.tsv"
+    conda:
+        "../../envs/conda.yaml"
+    message:
+        "Model and data ({wildcards.experiment})"
+    shell:
+        "pat logged {log} assets --config {input.config}"
+
+
+rule profile:
+    input:
+        config="results/{experiment}/config/profile.json",
+        model="results/{experiment}/model",
+        code=code("profile"),
+    output:
+        expand(
+            "results/{{experiment}}/profile/{name}",
+            name=[
+                "decode.parquet",
+                "prefill.parquet",
+                "switch.parquet",
+                "transfer.parquet",
+                "machine.json",
+            ],
+        ),
+    log:
+        "results/{experiment}/logs/profile.log",
+    benchmark:
+        "results/{experiment}/benchmarks/profile.tsv"
+    conda:
+        "../../envs/conda.yaml"
+    threads: ranks
+    resources:
+        machine=1,
+        gpu=gpus,
+    message:
+        "Profile of the engine ({wildcards.experiment})"
+    shell:
+        "pat logged {log} profile --config {input.config}"
+
+
+rule predictor:
+    input:
+        profile=rules.profile.output,
+        config="results/{experiment}/config/predictor.json",
+        code=code("predictor"),
+    output:
+        expand(
+            "results/{{experiment}}/predictor/{name}",
+            name=["model.json", "errors.json", "fit.png"],
+        ),
+    log:
+        "results/{experiment}/logs/predictor.log",
+    benchmark:
+        "results/{experiment}/benchmarks/predictor.tsv"
+    conda:
+        "../../envs/conda.yaml"
+    message:
+        "Predictor ({wildcards.experiment})"
+    shell:
+        "pat logged {log} predictor --config {input.config}"

@@ -1,0 +1,37 @@
+# Real verl, once an arm. Arms never share a machine: they are compared by the clock.
+
+
+rule train:
+    input:
+        config="results/{experiment}/config/train-{arm}.json",
+        model="results/{experiment}/model",
+        train="results/{experiment}/data/train.parquet",
+        val="results/{experiment}/data/val.parquet",
+        # A static arm decides nothing, so that a new profile leaves it alone.
+        predictor=lambda w: ("results/{experiment}/predictor/model.json" if w.arm == "pat" else []),
+        code=lambda w: code(f"train-{w.arm}"),
+    output:
+        expand(
+            "results/{{experiment}}/train/{{arm}}/{name}",
+            name=[
+                "iterations.parquet",
+                "requests.parquet",
+                "switches.parquet",
+                "decode.parquet",
+                "run.json",
+            ],
+        ),
+    log:
+        "results/{experiment}/logs/train-{arm}.log",
+    benchmark:
+        "results/{experiment}/benchmarks/train-{arm}.tsv"
+    conda:
+        "../../envs/conda.yaml"
+    threads: ranks
+    resources:
+        machine=1,
+        gpu=gpus,
+    message:
+        "Training, arm {wildcards.arm} ({wildcards.experiment})"
+    shell:
+        "pat logged {log} train --arm {wildcards.arm} --config {input.config}"
