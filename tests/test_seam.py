@@ -1,4 +1,4 @@
-"""The tables of SGLang's and verl's names: complete, true of the installed packages, and the only such places."""
+"""The tables of SGLang's and verl's names: true of the installed packages, and the only such places."""
 
 import ast
 import json
@@ -27,7 +27,9 @@ def test_a_dotted_path_is_an_attribute_or_a_module():
     assert resolve("xml.sax.saxutils").__name__ == "xml.sax.saxutils"  # a module that nobody imported yet
 
 
-@pytest.mark.parametrize("dotted", ["json.no_such_thing", "no_such_package.thing", "json.JSONDecoder.nothing"])
+@pytest.mark.parametrize(
+    "dotted", ["json.no_such_thing", "no_such_package.thing", "json.JSONDecoder.nothing"]
+)
 def test_what_does_not_exist_cannot_be_resolved(dotted):
     with pytest.raises((ImportError, AttributeError)):
         resolve(dotted)
@@ -74,7 +76,7 @@ def test_check_tells_all_problems_and_both_versions():
 
 
 def test_a_name_outside_of_the_table_is_refused():
-    with pytest.raises(AttributeError, match="dumps.*psutil"):
+    with pytest.raises(AttributeError, match=r"dumps.*psutil"):
         seam({"loads": ("json.loads", ())}).get("dumps")
 
 
@@ -129,7 +131,8 @@ def foreign_imports(source: str) -> list[str]:
 
 
 def test_an_import_is_found_wherever_it_stands():
-    source = "import json, sglang.srt.utils as u\ndef f():\n    from verl.x import y\nfrom . import verl\nimport sglangs"
+    source = "import json, sglang.srt.utils as u\ndef f():\n    from verl.x import y\n"
+    source += "from . import verl\nimport sglangs\n"
     assert sorted(foreign_imports(source)) == ["sglang.srt.utils", "verl.x"]
 
 

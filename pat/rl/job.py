@@ -135,11 +135,13 @@ def variables(out: Path) -> dict[str, str]:
         values |= {
             "VERL_PLATFORM": "cpu",
             "VERL_ENGINE_DEVICE": "cuda",  # picks verl's FSDP engine
-            "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
         }
     values |= os.environ
-    if not environment.has_accelerator() and environment.stubs_needed():
+    if environment.has_accelerator():
+        return values
+    values |= environment.ONE_THREAD
+    if environment.stubs_needed():
         # In every process of the job from its start: verl imports transformers before it loads plugins.
         values["PYTHONPATH"] = os.pathsep.join(filter(None, [values.get("PYTHONPATH"), str(environment.STUBS)]))
     return values

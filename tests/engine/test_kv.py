@@ -1,6 +1,7 @@
 """KV under another layout: who sends which heads, and real exchanges among four processes.
 
-Every KV number encodes K or V, layer, head, token and dim, so that a wrong slice is named; what nobody wrote is NaN.
+Every KV number encodes K or V, layer, head, token and dim, so that a wrong slice is named; what nobody wrote is
+NaN.
 """
 
 import itertools
@@ -22,7 +23,11 @@ from pat.layout import Layout
 
 KV_HEADS = (1, 2, 4, 8)
 WORLD = 4
-LAYERS, SLOTS, HEAD_DIMS = 2, 160, (3, 5)  # K and V differ in their last dimension, so that a mix-up cannot pass
+LAYERS, SLOTS, HEAD_DIMS = (
+    2,
+    160,
+    (3, 5),
+)  # K and V differ in their last dimension, so that a mix-up cannot pass
 DEADLINE_S = 120.0
 CASES = list(itertools.product(KV_HEADS, (1, 2, 4), (1, 2, 4)))
 
@@ -59,7 +64,7 @@ def test_a_head_that_the_receiver_holds_does_not_travel(ranks):
 class Plan:
     """A random set of requests between two layouts, the same on every rank.
 
-    moves; before, after: [(token numbers, locations in the pool of the old or new replica)] of each move. Equal
+    moves; before, after: (token numbers, locations in the pool of the old or new replica) of each move. Equal
     prefixes of requests are equal tokens, and are moved once a target.
     """
 
@@ -132,7 +137,7 @@ def test_the_plan_writes_each_token_and_head_once_and_both_sides_agree_on_it(ran
             assert {peer for peer, e in enumerate(exchanges) if rank in e.receives} == set(exchange.sends)
 
 
-# --- four real processes ---------------------------------------------------------------------------------------
+# --- four real processes --------------------------------------------------------------------------------
 def code(kind: int, layer: int, head: int, token: np.ndarray, dim: int) -> np.ndarray:
     """A number that says where it belongs; exact in float32."""
     return (((kind * LAYERS + layer) * 8 + head) * 8 + dim) * 256.0 + token

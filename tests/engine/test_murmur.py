@@ -14,10 +14,13 @@ from pat.engine.cpu.environment import STUBS
 
 @pytest.fixture(scope="module")
 def stub():
-    """The stand-in itself, whether or not a real sgl_kernel is installed."""
+    """The stand-in itself, its ops in a namespace of their own: SGLang may have loaded it, or a real sgl_kernel."""
     spec = importlib.util.spec_from_file_location("sgl_kernel_stand_in", STUBS / "sgl_kernel.py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    library = torch.library.Library
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.library, "Library", lambda _name, kind: library("pat_stand_in", kind))
+        spec.loader.exec_module(module)
     return module
 
 
@@ -60,14 +63,15 @@ def test_every_element_is_the_hash_of_its_seed_position_and_column(stub, rows, c
     )
     assert hashed.dtype == np.uint32
     assert hashed.tolist() == [
-        [murmur3(struct.pack("<QII", seed, position, column)) for column in columns] for seed, position in rows
+        [murmur3(struct.pack("<QII", seed, position, column)) for column in columns]
+        for seed, position in rows
     ]
 
 
 def test_the_op_takes_and_gives_tensors_as_sglang_does(stub):
     seeds = torch.tensor([0, 7, 2**31 - 1]).to(torch.uint64)
     positions, columns = torch.tensor([0, 5, 100]), torch.arange(300)
-    hashed = torch.ops.sgl_kernel.murmur_hash32_cpu.default(seeds, positions, columns)
+    hashed = torch.ops.pat_stand_in.murmur_hash32_cpu.default(seeds, positions, columns)
     assert (hashed.dtype, hashed.shape) == (torch.uint32, (3, 300))
     for row, column in ((0, 0), (1, 299), (2, 17)):
         packed = struct.pack("<QII", int(seeds[row]), int(positions[row]), column)
@@ -85,14 +89,19 @@ def test_a_row_does_not_depend_on_its_batch(stub):
 def test_new_cache_locations_are_written_where_each_request_goes_on(stub):
     table = torch.full((4, 6), -1, dtype=torch.int32)
     stub.assign_req_to_token_pool_cpu(
-        torch.tensor([2, 0]), table, torch.tensor([1, 0]), torch.tensor([4, 2]), torch.tensor([9, 8, 7, 6, 5]), 6
+        torch.tensor([2, 0]),
+        table,
+        torch.tensor([1, 0]),
+        torch.tensor([4, 2]),
+        torch.tensor([9, 8, 7, 6, 5]),
+        6,
     )
     blank = [-1] * 6
     assert table.tolist() == [[6, 5, -1, -1, -1, -1], blank, [-1, 9, 8, 7, -1, -1], blank]
 
 
 def test_an_op_without_a_stand_in_says_what_to_install(stub):
-    with pytest.raises(NotImplementedError, match="sgl_kernel.some_op has no CPU stand-in"):
+    with pytest.raises(NotImplementedError, match=r"sgl_kernel\.some_op has no CPU stand-in"):
         stub.some_op(1, 2)
     with pytest.raises(AttributeError):
         _ = stub.__wrapped__

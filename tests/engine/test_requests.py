@@ -28,7 +28,9 @@ def request(prompt, output=(), kv_tokens=None, extra_key=None, cache_salt=None, 
 def requests(draw):
     prompt, output = draw(TOKENS), draw(TOKENS)
     kv_tokens = draw(st.integers(0, len(prompt) + len(output)))
-    return request(prompt, output, kv_tokens, draw(st.sampled_from([None, "a"])), draw(st.sampled_from([None, "s"])))
+    return request(
+        prompt, output, kv_tokens, draw(st.sampled_from([None, "a"])), draw(st.sampled_from([None, "s"]))
+    )
 
 
 @st.composite
@@ -59,7 +61,9 @@ def test_a_prefix_is_shared_if_an_earlier_request_of_the_target_has_it(case):
 @given(dealt_requests())
 def test_each_distinct_token_of_a_target_is_moved_once(case):
     some, targets = case
-    moved = sum(one.kv_tokens - start for one, start in zip(some, shared_prefixes(some, targets), strict=True))
+    moved = sum(
+        one.kv_tokens - start for one, start in zip(some, shared_prefixes(some, targets), strict=True)
+    )
     distinct = {
         (branch(one, target), tuple(one.tokens[:end]))
         for one, target in zip(some, targets, strict=True)

@@ -1,5 +1,7 @@
 """Steps of an engine: which of them a switch caused, and which are worth learning from."""
 
+from itertools import pairwise
+
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -7,13 +9,28 @@ from hypothesis import strategies as st
 
 from pat.engine.trace import decode_steps, readmission_s
 
-COLUMNS = {"start": float, "seconds": float, "decode": int, "tp": int, "batch": int, "context": int, "rank": int}
+COLUMNS = {
+    "start": float,
+    "seconds": float,
+    "decode": int,
+    "tp": int,
+    "batch": int,
+    "context": int,
+    "rank": int,
+}
 
 
 def steps(*rows) -> pl.DataFrame:
     """Steps from (rank, start, seconds, decode, tp, batch)."""
     records = [
-        {"start": float(start), "seconds": float(seconds), "decode": decode, "tp": tp, "batch": batch, "context": 10 * i}
+        {
+            "start": float(start),
+            "seconds": float(seconds),
+            "decode": decode,
+            "tp": tp,
+            "batch": batch,
+            "context": 10 * i,
+        }
         | {"rank": rank}
         for i, (rank, start, seconds, decode, tp, batch) in enumerate(rows)
     ]
@@ -41,13 +58,12 @@ def test_no_prefill_after_a_switch_costs_nothing(table):
     assert readmission_s(table, end=5) == 0.0
 
 
+# (rank, start, seconds, decode, tp, batch); no two steps of a rank start together
 ROWS = st.lists(
-    st.tuples(
-        st.integers(0, 1), st.integers(0, 1000), st.integers(1, 8), st.integers(0, 1), st.sampled_from([1, 2]), st.integers(1, 2)
-    ),
+    st.tuples(*(st.integers(*span) for span in ((0, 1), (0, 1000), (1, 8), (0, 1), (1, 2), (1, 2)))),
     max_size=25,
     unique_by=lambda row: row[:2],
-)  # fmt: skip
+)
 
 
 @settings(deadline=None)
@@ -68,7 +84,7 @@ def test_a_decode_step_is_kept_if_the_one_before_it_on_its_rank_was_alike(rows):
     kept = set()
     for rank in (0, 1):
         mine = sorted(row for row in rows if row[0] == rank)
-        for before, row in zip(mine, mine[1:], strict=False):
+        for before, row in pairwise(mine):
             if row[3] == 1 and before[3:] == row[3:]:
                 kept.add((row[0], float(row[1])))
     found = decode_steps(steps(*rows))

@@ -8,6 +8,11 @@ import sys
 from pathlib import Path
 
 STUBS = Path(__file__).parent / "stubs"
+# Each rank has one core: a second thread on it would only wait for the first, spinning. Not a default but set, since
+# Snakemake gives every job a number of threads in these variables.
+ONE_THREAD = {
+    f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB_MAXIMUM", "GOTO")
+}
 # SGLang imports every model that it has, 5 s in each process on a core; here only the families that PAT switches.
 MODELS = ("llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 
@@ -21,13 +26,12 @@ def has_accelerator() -> bool:
 def prepare() -> None:
     """Set the variables and the import path that SGLang's CPU engine needs; before SGLang is imported.
 
-    Does nothing on a machine with an accelerator. Values that the user has set are kept.
+    Does nothing on a machine with an accelerator. But for the number of threads, values that are set are kept.
     """
     if has_accelerator():
         return
     defaults = {
         "SGLANG_USE_CPU_ENGINE": "1",  # without it RoPE asks for vllm
-        "OMP_NUM_THREADS": "1",  # one core a rank
         "TORCH_COMPILE_DISABLE": "1",  # else the first tp > 1 forward compiles for seconds
         "TOKENIZERS_PARALLELISM": "false",
         "GLOO_SOCKET_IFNAME": "lo",
@@ -35,6 +39,7 @@ def prepare() -> None:
     }
     for key, value in defaults.items():
         os.environ.setdefault(key, value)
+    os.environ.update(ONE_THREAD)
     add_stubs()
 
 
