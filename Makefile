@@ -7,6 +7,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 VENV := .venv
 READY := $(VENV)/.ready
+CPU_INDEX := https://download.pytorch.org/whl/cpu
 TORCH := $(shell grep '^torch==' envs/cpu.txt)
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -46,22 +47,24 @@ ui: env
 
 env: $(READY)
 
-# Torch by itself and first: the CPU build comes from PyTorch's own index, and a machine that cannot reach that one
-# takes what its pip is configured with. The second `pip install` then finds it in place.
+# Torch by itself and first. Its CPU build comes from PyTorch's own index; where that cannot be reached, pip's own
+# configuration decides, and the CUDA build on PyPI comes with libraries that it needs even on a CPU (hence with
+# its dependencies). The second `pip install` finds it in place and sets the rest to the pinned versions.
 $(READY): envs/cpu.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
 	    { echo "PAT needs Python 3.11: apt-get install python3.11 python3.11-venv, or make PYTHON=/path/to/it"; exit 1; }
 	@test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV) || \
 	    { echo "python3.11 has no venv: apt-get install python3.11-venv"; exit 1; }
 	@echo "Environment: installing $$(grep -c == envs/cpu.txt) pinned packages into $(VENV) (4 GB, a few minutes)"
-	@pip install --quiet --no-deps --retries 0 --timeout 10 \
-	    --extra-index-url https://download.pytorch.org/whl/cpu $(TORCH) || pip install --quiet --no-deps $(TORCH)
+	@if python -c 'from urllib.request import urlopen; urlopen("$(CPU_INDEX)/torch/", timeout=5)' 2>/dev/null; \
+	    then pip install --quiet --no-deps --extra-index-url $(CPU_INDEX) $(TORCH); \
+	    else pip install --quiet $(TORCH); fi
 	@pip install --progress-bar off --no-deps -r envs/cpu.txt | awk -v all=$$(grep -c == envs/cpu.txt) \
 	    '/^(Collecting|Processing|Requirement already)/ { printf "\r  package %d of %d", ++n, all; fflush() } \
 	    /^Installing/ { printf ", unpacking"; fflush() } END { print "" }'
 	@pip install --quiet --no-deps --no-build-isolation --editable .
-	@python -c 'import torch; torch.version.cuda and print("warning: this torch is a CUDA build. It works, \
-	but PyTorch\x27s index of CPU builds (download.pytorch.org) could not be reached.")'
+	@python -c 'import torch; torch.version.cuda and print("warning: a CUDA build of torch was installed,", \
+	    "since $(CPU_INDEX) could not be reached")'
 	@touch $@
 	@echo "Environment: ready"
 

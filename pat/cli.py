@@ -128,9 +128,7 @@ def check(config: ConfigPath = DEFAULT) -> None:
     for name, experiment in configfile.load(config).items():
         for warning in configfile.warnings(experiment):
             typer.echo(f"warning: {warning}", err=True)
-        typer.echo(
-            f"{name}: arms {', '.join(experiment.arms)}; {experiment.model.source}, {experiment.data.source}"
-        )
+        typer.echo(f"{name}: arms {', '.join(experiment.arms)}; {experiment.model.source}, {experiment.data.source}")
 
 
 @app.command()
@@ -157,9 +155,7 @@ def print_schema() -> None:
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def logged(
-    context: typer.Context, log: Annotated[Path, typer.Argument(help="Where its output is kept.")]
-) -> None:
+def logged(context: typer.Context, log: Annotated[Path, typer.Argument(help="Where its output is kept.")]) -> None:
     """Run another pat command and keep its output; if it fails, print the lines that matter."""
     from pat.logged import run
 

@@ -182,11 +182,7 @@ def _subset(name: str, model: type[BaseModel], keys: Iterable[str]) -> type[Sect
     for field, rest in inside.items():
         info = model.model_fields[field]
         whole = rest == [""]
-        kind = (
-            Annotated[info.annotation, Field(), *info.metadata]
-            if whole
-            else _subset(name, info.annotation, rest)
-        )
+        kind = Annotated[info.annotation, Field(), *info.metadata] if whole else _subset(name, info.annotation, rest)
         fields[field] = (kind, ...)
     return create_model(name, __base__=Section, **fields)
 

@@ -113,9 +113,7 @@ def _rollout(config: Config) -> Iterator[Problem]:
     rollout, train = config.rollout, config.train
     if rollout.lengths and max(rollout.lengths) > rollout.max_response:
         longest = max(rollout.lengths)
-        yield Problem(
-            ("rollout", "lengths"), str(longest), f"at most rollout.max_response = {rollout.max_response}"
-        )
+        yield Problem(("rollout", "lengths"), str(longest), f"at most rollout.max_response = {rollout.max_response}")
     longest = rollout.max_prompt + rollout.max_response
     if rollout.kv_tokens < longest:
         sum_ = f"rollout.max_prompt + rollout.max_response = {longest}"
@@ -144,9 +142,7 @@ def _model(config: Config) -> Iterator[Problem]:
         allowed = f"{', '.join(BUILTIN)}, or the folder of a Hugging Face checkpoint (with a config.json)"
         yield Problem(place, shown(source), allowed)
     except UnsupportedModel as error:
-        yield Problem(
-            place, shown(source), f"a model that tp {', '.join(map(str, config.tp_sizes))} divides; {error}"
-        )
+        yield Problem(place, shown(source), f"a model that tp {', '.join(map(str, config.tp_sizes))} divides; {error}")
     else:
         rollout, profile = config.rollout, config.profile
         for key, tokens in (
@@ -155,9 +151,7 @@ def _model(config: Config) -> Iterator[Problem]:
             (("profile", "prefill"), max(profile.prefill)),
         ):
             if tokens > spec.max_positions:
-                yield Problem(
-                    key, f"{tokens} tokens in all", f"at most {spec.max_positions}, which {source} handles"
-                )
+                yield Problem(key, f"{tokens} tokens in all", f"at most {spec.max_positions}, which {source} handles")
 
 
 def _data(config: Config) -> Iterator[Problem]:

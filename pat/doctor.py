@@ -19,6 +19,7 @@ from pat.problems import ConfigError
 
 GIB = 1 << 30
 PINS = Path(__file__).parents[1] / "envs" / "cpu.txt"
+COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 PLUGINS = (("sglang.srt.plugins", "pat"), ("verl.plugins", "pat"))
 
 
@@ -68,9 +69,7 @@ def _plugins() -> Iterator[Finding]:
             found[0].load()
         except Exception as error:  # whatever its import raises would be swallowed by SGLang and verl
             what = f"plugin {name} in {group} does not load: {type(error).__name__}: {error}"
-            yield Finding(
-                "problem", what, "make env; if it stays, the installed version is not the one PAT supports"
-            )
+            yield Finding("problem", what, "make env; if it stays, the installed version is not the one PAT supports")
         else:
             yield Finding("ok", f"plugin {found[0].value}")
 
@@ -93,9 +92,7 @@ def _machine() -> Iterator[Finding]:
     if facts["source"] == "local":
         yield Finding("ok", f"{len(os.sched_getaffinity(0))} cores, {gpus or 'no'} GPUs, no Slurm")
     else:
-        yield Finding(
-            "ok", f"Slurm: {len(facts['nodes'])} nodes, {gpus or 'no'} GPUs (asked by {facts['source']})"
-        )
+        yield Finding("ok", f"Slurm: {len(facts['nodes'])} nodes, {gpus or 'no'} GPUs (asked by {facts['source']})")
 
 
 def _config(path: Path) -> Iterator[Finding]:
@@ -122,14 +119,11 @@ def examine(config: Path) -> Iterator[Finding]:
 
 def run(config: Path) -> bool:
     """Print the findings; True if PAT can run here."""
-    console, colours = (
-        Console(highlight=False, soft_wrap=True),
-        {"ok": "green", "warning": "yellow", "problem": "red"},
-    )
+    console = Console(highlight=False, soft_wrap=True)
     able = True
     for finding in examine(config):
         able &= finding.level != "problem"
-        console.print(f"[{colours[finding.level]}]{finding.level:>8}[/]  ", end="")
+        console.print(f"[{COLOURS[finding.level]}]{finding.level:>8}[/]  ", end="")
         console.print(finding.what, markup=False)
         if finding.cure:
             console.print(f"          -> {finding.cure}", markup=False)

@@ -37,7 +37,9 @@ def run(command: Sequence[str], log: Path, name: str) -> int:
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with log.open("wb") as file, selectors.DefaultSelector() as ready:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env)
-        previous = signal.signal(signal.SIGTERM, lambda number, _frame: process.send_signal(number))
+        # Ctrl-C reaches the command from the terminal; here it must not cut off the end of its output.
+        on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        on_terminate = signal.signal(signal.SIGTERM, lambda number, _frame: process.send_signal(number))
         ready.register(process.stdout, selectors.EVENT_READ)
         try:
             while True:
@@ -54,7 +56,8 @@ def run(command: Sequence[str], log: Path, name: str) -> int:
                     sink.flush()
             code = process.wait()
         finally:
-            signal.signal(signal.SIGTERM, previous)
+            signal.signal(signal.SIGTERM, on_terminate)
+            signal.signal(signal.SIGINT, on_interrupt)
     if code:
         print(f"\n{name} failed ({_reason(code)}). The lines that matter:", file=sys.stderr)
         for line in telling_lines(log.read_text(errors="replace")):

@@ -14,14 +14,16 @@ from pat.layout import legal_tp
 # without changing the output. MLA (DeepSeek), for one, keeps a latent that all heads share.
 PADDABLE = ("llama", "mistral", "qwen2", "qwen3")
 
+# One wide layer: tp 2 divides its matrices, which take the time, as in a large model. With narrow layers
+# nothing would be gained by a switch, and a policy that is right would never make one.
 _SMALL = {
     "vocab_size": 128,
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 4,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 1,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
-    "head_dim": 16,
+    "head_dim": 32,
     "max_position_embeddings": 1024,
 }
 
@@ -44,7 +46,8 @@ BUILTIN: dict[str, dict[str, Any]] = {
     "tiny-llama": {
         "model_type": "llama",
         **_SMALL,
-        "hidden_size": 96,
+        "hidden_size": 960,
+        "intermediate_size": 3840,
         "num_attention_heads": 6,
         "num_key_value_heads": 3,
         "tie_word_embeddings": True,
@@ -91,9 +94,7 @@ class ModelSpec:
                 quantised="quantization_config" in config,
             )
         except KeyError as error:
-            raise UnsupportedModel(
-                f"its config.json has no {error}: not a decoder-only language model"
-            ) from None
+            raise UnsupportedModel(f"its config.json has no {error}: not a decoder-only language model") from None
 
     @classmethod
     def of(cls, source: str) -> ModelSpec:
@@ -137,14 +138,10 @@ def heads_for(spec: ModelSpec, tp_sizes: Iterable[int]) -> tuple[int, int]:
         return spec.heads, spec.kv_heads
     shape = f"{spec.heads} query / {spec.kv_heads} KV heads do not divide by tp {max(tp_sizes)}, and"
     if spec.model_type not in PADDABLE:
-        raise UnsupportedModel(
-            f"{shape} heads can be added only to {', '.join(PADDABLE)}, not {spec.model_type}"
-        )
+        raise UnsupportedModel(f"{shape} heads can be added only to {', '.join(PADDABLE)}, not {spec.model_type}")
     if spec.quantised:
         raise UnsupportedModel(f"{shape} heads cannot be added to quantised weights")
     kv_heads = next(filter(fits, range(spec.kv_heads, spec.hidden + 1)), None)
     if kv_heads is None:
-        raise UnsupportedModel(
-            f"{shape} no larger number of heads does and divides hidden_size {spec.hidden}"
-        )
+        raise UnsupportedModel(f"{shape} no larger number of heads does and divides hidden_size {spec.hidden}")
     return group * kv_heads, kv_heads

@@ -151,9 +151,7 @@ class Predictive:
         lacking = [f"latency of tp {tp}" for tp in self.tp_sizes if tp not in profiled]
         lacking += [f"switch {a}->{b} ({kv})" for (a, b), modes in self.modes.items() if not modes]
         if lacking:
-            raise ValueError(
-                f"the predictor lacks: {', '.join(lacking)}; profile tp sizes {list(self.tp_sizes)}"
-            )
+            raise ValueError(f"the predictor lacks: {', '.join(lacking)}; profile tp sizes {list(self.tp_sizes)}")
 
     def observe(self, lengths: Sequence[int], finished: Sequence[bool]) -> None:
         self.lengths.observe(lengths, finished)

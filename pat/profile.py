@@ -136,7 +136,10 @@ class Sampler:
             steps = self.engine.steps(marks)
             self.steps.append(steps.with_columns(repeat=pl.lit(repeat, pl.Int64)))
             left = (time.monotonic() - started) / (done + 1) * (len(todo) - done - 1)
-            print(f"profile [{done + 1}/{len(todo)}] {point}: {_brief(point, steps)}, {left:.0f} s left", flush=True)
+            print(
+                f"profile [{done + 1}/{len(todo)}] {point}: {_brief(point, steps)}, {left:.0f} s left",
+                flush=True,
+            )
         return self._tables()
 
     async def _warm_up(self) -> None:
@@ -196,13 +199,17 @@ class Sampler:
 
     def _tables(self) -> dict[str, pl.DataFrame]:
         decode = pl.concat([decode_steps(s).with_columns(repeat=s["repeat"][0]) for s in self.steps if len(s)])
-        prefill = pl.concat(self.steps).filter(pl.col("decode") == 0).select(
-            "tp",
-            pl.col("batch").alias("requests"),
-            "tokens",
-            (pl.col("context") - pl.col("tokens")).alias("prefix"),
-            "seconds",
-            "repeat",
+        prefill = (
+            pl.concat(self.steps)
+            .filter(pl.col("decode") == 0)
+            .select(
+                "tp",
+                pl.col("batch").alias("requests"),
+                "tokens",
+                (pl.col("context") - pl.col("tokens")).alias("prefix"),
+                "seconds",
+                "repeat",
+            )
         )
         switch = pl.DataFrame(
             [
@@ -234,7 +241,12 @@ class Sampler:
                 if s["kv"] == "migrate"
             ]
         )
-        return {"decode": decode.drop("start", "rank"), "prefill": prefill, "switch": switch, "transfer": transfer}
+        return {
+            "decode": decode.drop("start", "rank"),
+            "prefill": prefill,
+            "switch": switch,
+            "transfer": transfer,
+        }
 
 
 def _brief(point: Decode | Prefill | Switch, steps: pl.DataFrame) -> str:

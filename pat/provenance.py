@@ -14,7 +14,11 @@ def git_sha() -> str | None:
     """The commit of the code's checkout; None outside of one or without git."""
     try:
         done = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=20
+            ["git", "rev-parse", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=20,
         )
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None

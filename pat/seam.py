@@ -58,8 +58,7 @@ class Seam:
         """What is missing or has lost a parameter, a line each; empty if all is as expected."""
         wanted = [(dotted, dotted, parameters) for dotted, parameters in self.names.values()]
         wanted += [
-            (f"{self.path(owner)}.{method}", self.path(owner), parameters)
-            for owner, method, parameters in self.methods
+            (f"{self.path(owner)}.{method}", self.path(owner), parameters) for owner, method, parameters in self.methods
         ]
         found = []
         for label, dotted, parameters in wanted:

@@ -57,9 +57,7 @@ def run(experiment_dir: Path, stage: str, cfg: Target, params: dict, out: Path) 
         experiment_id = _experiment(client, experiment_dir.resolve().name, cfg)
         run_id = _log(client, experiment_id, experiment_dir, stage, facts, files, params)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(
-        json.dumps({"run_id": run_id, "experiment_id": experiment_id, "uri": cfg.uri}, indent=2) + "\n"
-    )
+    out.write_text(json.dumps({"run_id": run_id, "experiment_id": experiment_id, "uri": cfg.uri}, indent=2) + "\n")
     print(f"tracked {stage} of {experiment_dir.resolve().name} as MLflow run {run_id}")
 
 
@@ -105,9 +103,7 @@ def _log(
     """Writes the run and removes those it replaces; returns its id. The run's times are the stage's own."""
     end_ms = int(1000 * max(path.stat().st_mtime for path in files))
     seconds = next((value for name, value, _ in facts.metrics if name == "stage/seconds"), 0.0)
-    run_id = client.create_run(
-        experiment_id, int(end_ms - 1000 * seconds), _tags(stage, facts), stage
-    ).info.run_id
+    run_id = client.create_run(experiment_id, int(end_ms - 1000 * seconds), _tags(stage, facts), stage).info.run_id
     try:
         settings = dict(stage_facts.flatten(params)) | dict(stage_facts.flatten(facts.params))
         for some in _chunks(list(settings.items()), MAX_PARAMS):

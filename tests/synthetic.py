@@ -42,9 +42,7 @@ def write_experiment(
     `switches` live switches an iteration of 0.5 s each; the n-th saves 4 + n s where 5 + n s were predicted.
     """
     _json(directory / "hardware.json", _hardware())
-    _json(
-        directory / "model" / "config.json", {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 30}
-    )
+    _json(directory / "model" / "config.json", {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 30})
     for split, rows in (("train", 64), ("val", 8)):
         frame = pl.DataFrame({"data_source": ["gsm_symbolic"] * rows, "ability": ["math"] * rows})
         _parquet(directory / "data" / f"{split}.parquet", frame)
@@ -171,9 +169,7 @@ def _profile(directory: Path) -> None:
         for (tp, batch), seconds in {(1, 1): 0.07, (1, 8): 0.14, (2, 1): 0.055, (2, 8): 0.1}.items()
         for repeat in (0, 1)
     ]
-    prefill = [
-        {"tp": tp, "requests": 1, "tokens": 64, "prefix": 0, "seconds": 0.2, "repeat": 0} for tp in (1, 2)
-    ]
+    prefill = [{"tp": tp, "requests": 1, "tokens": 64, "prefix": 0, "seconds": 0.2, "repeat": 0} for tp in (1, 2)]
     switch = [
         {
             "tp_from": 1,

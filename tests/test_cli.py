@@ -56,13 +56,8 @@ def test_track_passes_what_the_stage_read(monkeypatch, tmp_path):
     monkeypatch.setattr(tracking, "run", lambda *arguments: calls.append(arguments))
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "train-pat.json").write_text(json.dumps({"seed": 3}))
-    (tmp_path / "config" / "tracking.json").write_text(
-        json.dumps({"tracking": {"uri": "u", "artifacts": "a"}})
-    )
-    assert (
-        invoke("track", "--stage", "train-pat", "--config", str(tmp_path / "config/tracking.json")).exit_code
-        == 0
-    )
+    (tmp_path / "config" / "tracking.json").write_text(json.dumps({"tracking": {"uri": "u", "artifacts": "a"}}))
+    assert invoke("track", "--stage", "train-pat", "--config", str(tmp_path / "config/tracking.json")).exit_code == 0
     ((folder, stage, cfg, params, out),) = calls
     assert (folder, stage, cfg.uri, params) == (tmp_path, "train-pat", "u", {"seed": 3})
     assert out == tmp_path / "tracking" / "train-pat.json"
@@ -71,11 +66,7 @@ def test_track_passes_what_the_stage_read(monkeypatch, tmp_path):
 def test_check_warns(tmp_path):
     path = tmp_path / "wide.yaml"
     path.write_text(Path(CI).read_text().replace("ranks: 2", "ranks: 4096").replace("[1, 2]", "[1]"))
-    text = (
-        path.read_text()
-        .replace("arms: [tp1, tp2, pat]", "arms: [tp1]")
-        .replace("arms: [tp1, pat]", "arms: [tp1]")
-    )
+    text = path.read_text().replace("arms: [tp1, tp2, pat]", "arms: [tp1]").replace("arms: [tp1, pat]", "arms: [tp1]")
     path.write_text(text.replace("prompts: 4", "prompts: 4096").replace("train_size: 16", "train_size: 4096"))
     result = invoke("check", "--config", str(path))
     assert result.exit_code == 0

@@ -17,9 +17,7 @@ def run(tmp_path, code: str) -> tuple[int, str]:
 
 
 def test_output_goes_to_terminal_and_log(tmp_path, capfdbinary):
-    code, log = run(
-        tmp_path, "import sys; print('out'); print('err', file=sys.stderr); print('bar\\r', end='')"
-    )
+    code, log = run(tmp_path, "import sys; print('out'); print('err', file=sys.stderr); print('bar\\r', end='')")
     assert code == 0
     assert sorted(log.split()) == ["bar", "err", "out"]
     out, err = capfdbinary.readouterr()
@@ -82,3 +80,21 @@ def test_telling_lines(text, lines):
 def test_telling_lines_are_few():
     text = "\n".join(f"E{i}: RuntimeError: {i}" for i in range(100))
     assert logged.telling_lines(text, most=3) == [f"E{i}: RuntimeError: {i}" for i in (97, 98, 99)]
+
+
+def test_interrupt_lets_the_command_end_by_itself(tmp_path):
+    log = tmp_path / "log"
+    inner = (
+        "import time\n"
+        "try:\n    print('ready'); time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    time.sleep(0.5); print('tidied up'); exit(3)"
+    )
+    outer = "import sys; from pathlib import Path; from pat import logged; "
+    outer += f"sys.exit(logged.run([sys.executable, '-c', {inner!r}], Path({str(log)!r}), 'x'))"
+    process = subprocess.Popen([sys.executable, "-c", outer], start_new_session=True)
+    while not (log.exists() and "ready" in log.read_text()):
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does on Ctrl-C
+    assert process.wait(timeout=30) == 3
+    assert "tidied up" in log.read_text()

@@ -27,9 +27,7 @@ def test_a_dotted_path_is_an_attribute_or_a_module():
     assert resolve("xml.sax.saxutils").__name__ == "xml.sax.saxutils"  # a module that nobody imported yet
 
 
-@pytest.mark.parametrize(
-    "dotted", ["json.no_such_thing", "no_such_package.thing", "json.JSONDecoder.nothing"]
-)
+@pytest.mark.parametrize("dotted", ["json.no_such_thing", "no_such_package.thing", "json.JSONDecoder.nothing"])
 def test_what_does_not_exist_cannot_be_resolved(dotted):
     with pytest.raises((ImportError, AttributeError)):
         resolve(dotted)
@@ -93,9 +91,7 @@ def installed():
         "found['imported by the tables'] = before\n"
         "print('\\n' + json.dumps(found))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=PACKAGE.parent
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=PACKAGE.parent)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -42,9 +42,7 @@ class Tracked:
     def runs(self):
         """Names and states of the runs that are not deleted."""
         found = self.client.get_experiment_by_name(self.experiment.name)
-        return sorted(
-            (run.info.run_name, run.info.status) for run in self.client.search_runs([found.experiment_id])
-        )
+        return sorted((run.info.run_name, run.info.status) for run in self.client.search_runs([found.experiment_id]))
 
 
 @pytest.fixture(scope="module")
@@ -98,13 +96,7 @@ def test_a_training_run_has_its_settings_metrics_data_and_files(tracked):
 
 def test_files_lie_in_the_configured_folder(tracked):
     run = tracked.track("hardware")
-    kept = (
-        Path(tracked.target.artifacts)
-        / tracked.experiment.name
-        / run.info.run_id
-        / "artifacts"
-        / "hardware.json"
-    )
+    kept = Path(tracked.target.artifacts) / tracked.experiment.name / run.info.run_id / "artifacts" / "hardware.json"
     assert kept.read_bytes() == (tracked.experiment / "hardware.json").read_bytes()
 
 

@@ -21,9 +21,7 @@ def run(cfg, experiment_dir: Path) -> None:
 
     def length(messages: list) -> int:
         return len(
-            tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=True, return_dict=False
-            )
+            tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
         )
 
     frames = data.split(

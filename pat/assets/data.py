@@ -39,9 +39,7 @@ def _rows(source: str, size: int, seed: int) -> list[dict[str, Any]]:
     if source == "arithmetic":
         return list(_arithmetic(size, seed))
     frame = schema.read(source)
-    return (
-        frame.sample(min(size, frame.height), seed=seed, shuffle=True).select(schema.COLUMNS[:-1]).to_dicts()
-    )
+    return frame.sample(min(size, frame.height), seed=seed, shuffle=True).select(schema.COLUMNS[:-1]).to_dicts()
 
 
 def split(

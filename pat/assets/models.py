@@ -84,9 +84,7 @@ def load(source: str, dtype: torch.dtype, seed: int) -> tuple[PreTrainedModel, P
     return _tiny(source, dtype, seed) if source in BUILTIN else _checkpoint(source, dtype)
 
 
-def write(
-    source: str, dtype: str, tp_sizes: tuple[int, ...], seed: int, out: Path
-) -> PreTrainedTokenizerBase:
+def write(source: str, dtype: str, tp_sizes: tuple[int, ...], seed: int, out: Path) -> PreTrainedTokenizerBase:
     """Write checkpoint, tokenizer and ``pat.json`` (what was padded) to ``out``; return the tokenizer.
 
     Raises UnsupportedModel if some tp cannot divide the model, RuntimeError if padding changed the logits.
@@ -103,14 +101,10 @@ def write(
     }
     if kv_heads != spec.kv_heads:
         original, model = model, pad_heads(model, kv_heads)
-        difference = logit_difference(
-            original, model, tokenizer("What is 7 + 5?", return_tensors="pt").input_ids
-        )
+        difference = logit_difference(original, model, tokenizer("What is 7 + 5?", return_tensors="pt").input_ids)
         # Zero terms may be added in another order, hence not always bit-identical.
         if difference > 10 * torch.finfo(torch_dtype).eps:
-            raise RuntimeError(
-                f"padding {source} to {heads}/{kv_heads} heads changed its logits by {difference:.1e}"
-            )
+            raise RuntimeError(f"padding {source} to {heads}/{kv_heads} heads changed its logits by {difference:.1e}")
         facts["padding_logit_difference"] = difference
         print(
             f"heads padded from {spec.heads}/{spec.kv_heads} to {heads}/{kv_heads} for tp {max(tp_sizes)}",

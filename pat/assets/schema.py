@@ -24,9 +24,7 @@ def read(path: str | Path, rows: int | None = None) -> pl.DataFrame:
         raise ValueError(f"a readable Parquet file ({error})") from None
     missing = [name for name in COLUMNS if name not in frame.columns]
     if missing:
-        raise ValueError(
-            f"a Parquet file with verl's columns {', '.join(COLUMNS)}; missing: {', '.join(missing)}"
-        )
+        raise ValueError(f"a Parquet file with verl's columns {', '.join(COLUMNS)}; missing: {', '.join(missing)}")
     if frame.is_empty():
         raise ValueError("a Parquet file with at least one row")
     return frame

@@ -175,7 +175,11 @@ class Engine(sg.Engine):
                 return {}
             epoch = 1 + int(self.boards[0].header["epoch"][0])
             message = sg.SetInternalStateReq(
-                server_args={SWITCH: tp, "pat_epoch": epoch, "pat_migrate": int((kv or "migrate") == "migrate")}
+                server_args={
+                    SWITCH: tp,
+                    "pat_epoch": epoch,
+                    "pat_migrate": int((kv or "migrate") == "migrate"),
+                }
             )
             asked = time.monotonic()
             deadline_s = (len(PHASES) + 1) * self.settings.deadline_s
@@ -184,10 +188,14 @@ class Engine(sg.Engine):
             except TimeoutError:
                 silent = [r for r, b in enumerate(self.boards) if int(b.header["epoch"][0]) < epoch]
                 raise SwitchError(
-                    f"switch to tp {tp}: ranks {silent} did not answer within {deadline_s:.0f} s; the engine cannot go on"
+                    f"switch to tp {tp}: ranks {silent} did not answer within {deadline_s:.0f} s; "
+                    "the engine cannot go on"
                 ) from None
             if not all(done):
-                sg.sock_send(self.tokenizer_manager.send_to_scheduler, sg.SetInternalStateReq(server_args={ROUTE: old.tp}))
+                sg.sock_send(
+                    self.tokenizer_manager.send_to_scheduler,
+                    sg.SetInternalStateReq(server_args={ROUTE: old.tp}),
+                )
                 raise SwitchUndone(f"switch to tp {tp} was undone: {self.boards[0].read_switch()['error']}")
             self.layout = Layout(self.settings.ranks, tp)
             record = self._record(asked, decision, rows)
@@ -195,23 +203,23 @@ class Engine(sg.Engine):
             return record
 
     def _record(self, asked: float, decision: Decision | None, rows: list | None) -> dict:
-        """The ranks' records as one: each phase takes as long as on the slowest rank."""
+        """The ranks' records as one. A phase ends when the slowest rank ends it; the first begins at ``asked``."""
         ranks = [board.read_switch() for board in self.boards]
-        phases = {f"{name}_s": max(r["seconds"].get(name, 0.0) for r in ranks) for name in PHASES}
+        ends = [asked, *(max(r["ends"][name] for r in ranks) for name in PHASES)]
+        phases = {f"{name}_s": b - a for name, a, b in zip(PHASES, ends, ends[1:], strict=False)}
         return {
             "tp_from": ranks[0]["tp_from"],
             "tp_to": ranks[0]["tp_to"],
             "kv": ranks[0]["kv"],
-            "asked": asked,  # time.monotonic(), as are start and end
-            "start": min(r["start"] for r in ranks),
-            "end": max(r["end"] for r in ranks),
+            "asked": asked,  # time.monotonic(), as is end
+            "end": ends[-1],
             "unfinished": ranks[0]["unfinished"],
             "kv_tokens_moved": ranks[0]["kv_tokens_moved"],
             "kv_tokens_recomputed": ranks[0]["kv_tokens_recomputed"],
             "bytes_moved": sum(r["bytes_moved"] for r in ranks),
             "exchange_s": max(r["exchange_s"] for r in ranks),
             **phases,
-            "total_s": max(r["end"] for r in ranks) - asked,
+            "total_s": ends[-1] - asked,
             "predicted_saving_s": decision.saving_s if decision else None,
             "predicted_cost_s": decision.cost_s if decision else None,
             "live": rows,  # what the decision was made on: live_rows() of the old layout

@@ -17,9 +17,7 @@ import polars as pl
 MAX_LIVE = 8192  # requests of one rank; more are counted, but not listed
 MAX_STEPS = 1 << 16  # ring of steps
 RECORD_BYTES = 1 << 16
-HEADER = np.dtype(
-    [("version", "i8"), ("live", "i8"), ("steps", "i8"), ("tp", "i8"), ("epoch", "i8"), ("record", "i8")]
-)
+HEADER = np.dtype([("version", "i8"), ("live", "i8"), ("steps", "i8"), ("tp", "i8"), ("epoch", "i8"), ("record", "i8")])
 STEP = np.dtype(
     [
         ("start", "f8"),  # time.monotonic(), one clock for all processes of a machine

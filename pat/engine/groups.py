@@ -6,7 +6,6 @@ each scheduler process is started as a replica of tp 1 and additionally holds th
 
 from __future__ import annotations
 
-
 from pat.engine import sglang_api as sg
 from pat.engine.settings import Settings
 from pat.layout import Layout
@@ -20,9 +19,7 @@ SINGLE_GROUPS = ("moe_ep_group", "moe_dp_group", "attn_cp_group")
 def widths(layout: Layout, rank: int) -> dict[str, int]:
     """Sizes and ranks that SGLang derives from tp, for the parallel context of ``rank``."""
     names = ("tp", "attn_tp", "moe_tp")
-    return {f"{name}_size": layout.tp for name in names} | {
-        f"{name}_rank": layout.tp_rank(rank) for name in names
-    }
+    return {f"{name}_size": layout.tp for name in names} | {f"{name}_rank": layout.tp_rank(rank) for name in names}
 
 
 class Groups:
@@ -54,9 +51,7 @@ class Groups:
                 )
             )
             follow = {name: group for name in TP_GROUPS if name in built}
-            single = {
-                name: built[name] for name in SINGLE_GROUPS if name in built and built[name].world_size == 1
-            }
+            single = {name: built[name] for name in SINGLE_GROUPS if name in built and built[name].world_size == 1}
             self.topology[tp] = widths(layout, rank) | follow | single
 
     def tp_group(self, tp: int):

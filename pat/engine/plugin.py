@@ -82,7 +82,9 @@ def scheduler_class(settings: Settings) -> type:
                 return super().set_internal_state(recv_req)
             self._busy_since = None
             done = self.switcher.switch(
-                int(values[SWITCH]), int(values["pat_epoch"]), "migrate" if values["pat_migrate"] else "recompute"
+                int(values[SWITCH]),
+                int(values["pat_epoch"]),
+                "migrate" if values["pat_migrate"] else "recompute",
             )
             return sg.SetInternalStateReqOutput(updated=done)
 

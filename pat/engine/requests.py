@@ -116,7 +116,5 @@ def insert_kv(scheduler, request: Unfinished, shared: int, locations: torch.Tens
             )
         prefix = tree.path_device_indices(match.last_device_node)[:shared]
     tree.insert(
-        sg.InsertParams(
-            key=request.prefix_key(tokens), value=torch.cat([prefix, locations]), prev_prefix_len=shared
-        )
+        sg.InsertParams(key=request.prefix_key(tokens), value=torch.cat([prefix, locations]), prev_prefix_len=shared)
     )

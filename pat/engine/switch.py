@@ -34,21 +34,19 @@ class SwitchAborted(RuntimeError):
 
 @dataclass
 class Record:
-    """One switch as one rank saw it. Seconds a phase, tokens and bytes of this rank."""
+    """One switch as one rank saw it; times are time.monotonic() seconds, one clock for all processes of a machine."""
 
     epoch: int
     tp_from: int
     tp_to: int
     kv: str  # "migrate" or "recompute"
-    start: float = 0.0  # time.monotonic()
-    end: float = 0.0
     unfinished: int = 0  # of the whole group
     kv_tokens_moved: int = 0  # of the whole group
     kv_tokens_recomputed: int = 0  # of the whole group
     bytes_moved: int = 0  # sent by this rank to others
     exchange_s: float = 0.0  # of "move": the all-to-alls alone
     error: str | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
+    ends: dict[str, float] = field(default_factory=dict)  # when each phase ended
 
 
 class Switcher:
@@ -82,8 +80,7 @@ class Switcher:
     # --- the transaction -----------------------------------------------------------------------------------
     def switch(self, tp: int, epoch: int, kv: str) -> bool:
         """Change to ``tp``; the record goes to the board. True if done (or already there), False if undone."""
-        record = Record(epoch, self.layout.tp, tp, kv, start=time.monotonic())
-        self._clock, self._record = record.start, record
+        record = self._record = Record(epoch, self.layout.tp, tp, kv)
         old, new = self.layout, Layout(self.settings.ranks, tp)
         try:
             self._phase("agree", lambda: self._agree(tp, epoch, kv))
@@ -97,7 +94,6 @@ class Switcher:
             record.error = str(error)
             log.error("PAT: switch %d from tp %d to tp %d undone: %s", epoch, old.tp, tp, error)
             self._roll_back(old)
-        record.end = time.monotonic()
         self.epoch = epoch
         self.board.show_switch(asdict(record), self.layout.tp, epoch)
         return record.error is None
@@ -116,8 +112,7 @@ class Switcher:
             failed = [e for e in errors if e]
         else:
             result, failed = work(), []
-        now = time.monotonic()
-        self._record.seconds[name], self._clock = now - self._clock, now
+        self._record.ends[name] = time.monotonic()
         if failed:
             raise SwitchAborted("; ".join(failed))
         return result
@@ -186,7 +181,9 @@ class Switcher:
             heads = len(self.layout.kv_heads(rank, kv_heads)), len(new.kv_heads(rank, kv_heads))
             for layer in range(self.pool.layers):
                 record.bytes_moved += exchange.run_layer(
-                    self.pool.layer(layer, heads[0]), self.pool.layer(layer, heads[1]), self.groups.world.device_group
+                    self.pool.layer(layer, heads[0]),
+                    self.pool.layer(layer, heads[1]),
+                    self.groups.world.device_group,
                 )
             record.exchange_s = time.monotonic() - begin
         return plan

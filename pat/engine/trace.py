@@ -6,9 +6,9 @@ import polars as pl
 
 
 def readmission_s(steps: pl.DataFrame, end: float) -> float:
-    """Seconds of prefill that put a switch's requests back to work: one-token extends if their KV moved, else whole contexts.
+    """Seconds of prefill that put a switch's requests back to work.
 
-    steps: as ``Engine.steps``; end: when the switch ended, time.monotonic(). On each rank the prefill steps that
+    One-token extends if their KV moved, else whole contexts. steps: as ``Engine.steps``; end: when the switch ended, time.monotonic(). On each rank the prefill steps that
     follow it before the first decode step; the slowest rank counts.
     """
     after = steps.filter(pl.col("start") >= end).sort("start")
@@ -22,13 +22,11 @@ def readmission_s(steps: pl.DataFrame, end: float) -> float:
 
 
 def decode_steps(steps: pl.DataFrame) -> pl.DataFrame:
-    """Decode steps whose predecessor on that rank was a decode step of the same shape: tp, batch, context, seconds, start, rank.
+    """Decode steps whose predecessor on that rank was one of the same shape: tp, batch, context, seconds, start, rank.
 
     The first step after a prefill, an end or a switch also rebuilds the batch; the predictor is about the others.
     """
-    same = pl.all_horizontal(
-        pl.col(name) == pl.col(name).shift(1).over("rank") for name in ("decode", "tp", "batch")
-    )
+    same = pl.all_horizontal(pl.col(name) == pl.col(name).shift(1).over("rank") for name in ("decode", "tp", "batch"))
     return (
         steps.sort("rank", "start")
         .filter(same & (pl.col("decode") == 1))

@@ -40,12 +40,8 @@ class Predictor:
             model = json.loads(path.read_text())
             if model["format"] != FORMAT:
                 raise ValueError(f"format {model['format']}")
-            decode = {
-                int(tp): (_curve(c["batch"]), _curve(c["context"])) for tp, c in model["decode"].items()
-            }
-            prefill = {
-                int(tp): (_curve(c["tokens"]), tuple(c["rates"])) for tp, c in model["prefill"].items()
-            }
+            decode = {int(tp): (_curve(c["batch"]), _curve(c["context"])) for tp, c in model["decode"].items()}
+            prefill = {int(tp): (_curve(c["tokens"]), tuple(c["rates"])) for tp, c in model["prefill"].items()}
             switch = {(a, b, mode): SwitchCost(*cost) for a, b, mode, *cost in model["switch"]}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(

@@ -41,9 +41,7 @@ def draw(predictor: Predictor, samples: dict[str, pl.DataFrame], held_out: dict[
 
 def _decode(axes: Axes, predictor: Predictor, tp: int, shapes: pl.DataFrame) -> None:
     buckets = shapes["bucket"].unique().sort().to_list()
-    chosen = [
-        buckets[i] for i in np.unique(np.linspace(0, len(buckets) - 1, MAX_CONTEXTS).round().astype(int))
-    ]
+    chosen = [buckets[i] for i in np.unique(np.linspace(0, len(buckets) - 1, MAX_CONTEXTS).round().astype(int))]
     colors = colormaps["viridis"](np.linspace(0.0, 0.85, len(chosen)))
     batch = np.linspace(shapes["batch"].min(), shapes["batch"].max(), 200)
     for bucket, color in zip(chosen, colors, strict=True):
@@ -61,9 +59,7 @@ def _prefill(axes: Axes, predictor: Predictor, shapes: pl.DataFrame) -> None:
     for tp, color in zip(predictor.prefill.tp_sizes, COLORS, strict=False):
         for (requests,), points in fresh.filter(tp=tp).group_by("requests", maintain_order=True):
             tokens = np.linspace(points["tokens"].min(), points["tokens"].max(), 200)
-            axes.plot(
-                tokens, 1e3 * predictor.prefill.seconds(tp, requests, tokens, 0), color=color, alpha=0.7
-            )
+            axes.plot(tokens, 1e3 * predictor.prefill.seconds(tp, requests, tokens, 0), color=color, alpha=0.7)
             axes.scatter(points["tokens"], 1e3 * points["seconds"], color=color, s=28, zorder=3)
         axes.plot([], [], color=color, marker="o", label=f"tp {tp}")
     axes.set(title="Prefill", xlabel="new tokens of a step", ylabel="step, ms", ylim=(0, None))
@@ -82,9 +78,7 @@ def _switch(axes: Axes, predictor: Predictor, shapes: pl.DataFrame) -> None:
                 *pair, points["requests"].to_numpy(), points["kv_tokens"].to_numpy(), mode
             )
             label = f"{pair[0]} to {pair[1]}, {mode}"
-            axes.scatter(
-                1e3 * points["total_s"], 1e3 * fitted, color=color, marker=marker, s=32, label=label, zorder=3
-            )
+            axes.scatter(1e3 * points["total_s"], 1e3 * fitted, color=color, marker=marker, s=32, label=label, zorder=3)
             highest = max(highest, 1e3 * fitted.max(), 1e3 * points["total_s"].max())
     axes.plot([0, 1.05 * highest], [0, 1.05 * highest], color="0.6", lw=1, ls="--")
     axes.set(title="Switch", xlabel="measured, ms", ylabel="fitted, ms", xlim=(0, None), ylim=(0, None))

@@ -50,9 +50,7 @@ def cross_validate(samples: dict[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
     switch = switch.with_columns((pl.int_range(pl.len()).over("tp_from", "tp_to") % FOLDS).alias("fold"))
     return {
         "decode": _held_out(decode, ["tp"], "seconds", DecodeModel.fit, ["tp", "batch", "context"]),
-        "prefill": _held_out(
-            prefill, ["tp"], "seconds", PrefillModel.fit, ["tp", "requests", "tokens", "prefix"]
-        ),
+        "prefill": _held_out(prefill, ["tp"], "seconds", PrefillModel.fit, ["tp", "requests", "tokens", "prefix"]),
         "switch": _held_out(
             switch, PAIR, "total_s", SwitchModel.fit, ["tp_from", "tp_to", "requests", "kv_tokens", "mode"]
         ),
@@ -87,18 +85,14 @@ def _held_out(
         rest = shapes.filter(pl.col("fold") != fold)
         test = shapes.filter(pl.col("fold") == fold)
         known = test.join(rest, on=key, how="semi")
-        alone = test.join(rest, on=key, how="anti").with_columns(
-            pl.lit(None, pl.Float64).alias("predicted_s")
-        )
+        alone = test.join(rest, on=key, how="anti").with_columns(pl.lit(None, pl.Float64).alias("predicted_s"))
         model = fit(rest) if known.height else None
         predicted = [float(model.seconds(*row)) for row in known.select(arguments).rows()]
         parts += [known.with_columns(pl.Series("predicted_s", predicted, pl.Float64)), alone]
     group = pl.col("tp").cast(pl.String) if key == ["tp"] else pl.format("{}->{}", "tp_from", "tp_to")
     error = (pl.col("predicted_s") / pl.col(target) - 1) * 100
     rows = pl.concat(parts).sort(*key)
-    return rows.select(
-        group.alias("group"), pl.col(target).alias("seconds"), "predicted_s", error.alias("error_pct")
-    )
+    return rows.select(group.alias("group"), pl.col(target).alias("seconds"), "predicted_s", error.alias("error_pct"))
 
 
 def _read(path: Path) -> pl.DataFrame:
@@ -116,8 +110,6 @@ def _table(errors: dict[str, dict[str, dict]]) -> Table:
         table.add_column(heading, justify="left" if heading == "model" else "right")
     for name, groups in errors.items():
         for group, error in groups.items():
-            shown = [
-                "-" if error[k] is None else f"{error[k]:.1f} %" for k in ("median_abs_pct", "p90_abs_pct")
-            ]
+            shown = ["-" if error[k] is None else f"{error[k]:.1f} %" for k in ("median_abs_pct", "p90_abs_pct")]
             table.add_row(name, group, *shown, str(error["n"]))
     return table

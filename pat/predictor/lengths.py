@@ -69,9 +69,7 @@ class LengthModel:
         t = np.arange(1, cap + 1)
         prior = np.exp(np.r_[0.0, log_ndtr(-np.log(t / (PRIOR_MEDIAN * cap)) / PRIOR_SIGMA)])
         at_risk = np.cumsum((self._ended + self._cut)[::-1])[::-1]
-        ended, at_risk = (
-            np.pad(x, (0, max(cap + 1 - len(x), 0)))[1 : cap + 1] for x in (self._ended, at_risk)
-        )
+        ended, at_risk = (np.pad(x, (0, max(cap + 1 - len(x), 0)))[1 : cap + 1] for x in (self._ended, at_risk))
         ends = self.prior_weight * (prior[:-1] - prior[1:]) + ended
         risk = self.prior_weight * prior[:-1] + at_risk
         with np.errstate(divide="ignore"):  # a hazard of 1, without a prior, ends the curve

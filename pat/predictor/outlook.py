@@ -90,9 +90,7 @@ class Outlook:
         """requests, kv_tokens: (s,) or () to move or recompute.  after_s: (s,)."""
         happens = after_s > 0  # the last requests may end together, which leaves nothing to switch for
         costs = {
-            mode: float(
-                np.mean(happens * self.predictor.switch.seconds(self.tp, tp, requests, kv_tokens, mode))
-            )
+            mode: float(np.mean(happens * self.predictor.switch.seconds(self.tp, tp, requests, kv_tokens, mode)))
             for mode in self.modes[self.tp, tp]
         }
         kv = min(costs, key=costs.get)

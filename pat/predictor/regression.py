@@ -33,9 +33,7 @@ class Curve:
     @classmethod
     def from_increments(cls, knots: Sequence[float], increments: np.ndarray, start: float = 0.0) -> "Curve":
         """The curve that starts at `start` and rises by `increments` (len(knots) - 1) between knots."""
-        return cls(
-            tuple(map(float, knots)), tuple(float(v) for v in start + np.r_[0.0, np.cumsum(increments)])
-        )
+        return cls(tuple(map(float, knots)), tuple(float(v) for v in start + np.r_[0.0, np.cumsum(increments)]))
 
 
 def increments(x: np.ndarray, knots: Sequence[float]) -> np.ndarray:

@@ -72,10 +72,7 @@ class Drain:
         ended = (self.ends <= moment[..., None]).sum(axis=-1, keepdims=True)
         following = np.minimum(ended, width - 1)
         t1, n1 = (np.take_along_axis(x, following, axis=-1) for x in (self.ends, self.tokens))
-        t0, n0 = (
-            np.where(ended > 0, np.take_along_axis(x, ended - 1, axis=-1), 0.0)
-            for x in (self.ends, self.tokens)
-        )
+        t0, n0 = (np.where(ended > 0, np.take_along_axis(x, ended - 1, axis=-1), 0.0) for x in (self.ends, self.tokens))
         share = (moment[..., None] - t0) / np.where(t1 > t0, t1 - t0, 1.0)
         return (n0 + np.minimum(share, 1.0) * (n1 - n0))[..., 0]
 

@@ -32,9 +32,7 @@ class SwitchModel:
         """The KV modes that are known for this pair; empty when the pair was not profiled."""
         return tuple(mode for mode in MODES if (tp_from, tp_to, mode) in self.costs)
 
-    def seconds(
-        self, tp_from: int, tp_to: int, requests: np.ndarray, kv_tokens: np.ndarray, mode: str
-    ) -> np.ndarray:
+    def seconds(self, tp_from: int, tp_to: int, requests: np.ndarray, kv_tokens: np.ndarray, mode: str) -> np.ndarray:
         """Seconds from the decision to the first decode step in the new layout; arguments broadcast.
 
         requests: those whose KV is moved or recomputed.  kv_tokens: their tokens in KV, together.
@@ -61,8 +59,7 @@ class SwitchModel:
             features = np.stack([np.ones(len(shapes)), shapes["requests"].to_numpy(), *tokens], axis=1)
             fixed, per_request, *per_token = map(float, fit_relative(features, shapes["total_s"].to_numpy()))
             costs |= {
-                (*pair, mode): SwitchCost(fixed, per_request, rate)
-                for mode, rate in zip(modes, per_token, strict=True)
+                (*pair, mode): SwitchCost(fixed, per_request, rate) for mode, rate in zip(modes, per_token, strict=True)
             }
         return cls(costs)
 

@@ -67,9 +67,7 @@ def load(directory: Path) -> Experiment:
     wanted = _json(report_config).get("arms", found) if report_config.exists() else found
     names = [name for name in wanted if name in found]
     if not names:
-        missing = ", ".join(
-            str(directory / "train" / name / "iterations.parquet") for name in wanted or ["ARM"]
-        )
+        missing = ", ".join(str(directory / "train" / name / "iterations.parquet") for name in wanted or ["ARM"])
         raise FileNotFoundError(f"no arm has been trained: {missing} is missing")
     arms = sorted((load_arm(directory / "train" / name) for name in names), key=_order)
     fit, simulated = directory / "predictor" / "fit.png", directory / "simulate" / "summary.json"

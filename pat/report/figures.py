@@ -49,9 +49,7 @@ def generation(experiment: Experiment, summary: dict, colours: dict[str, str]) -
         if len(seconds) > 1:
             spread = [[median - low], [high - median]]
             axes.errorbar(median, row, xerr=spread, color="#1f2328", capsize=4, linewidth=1.2)
-            axes.plot(
-                seconds, [row] * len(seconds), "o", color="white", markeredgecolor="#1f2328", markersize=4.5
-            )
+            axes.plot(seconds, [row] * len(seconds), "o", color="white", markeredgecolor="#1f2328", markersize=4.5)
         axes.annotate(
             f"{number(median)} s", (high, row), (7, 0), textcoords="offset points", va="center", weight="bold"
         )
@@ -77,9 +75,7 @@ def live(experiment: Experiment, colours: dict[str, str]) -> Figure | None:
         switches = live_switches(arm).filter(pl.col("iteration") == chosen)
         for i, switch in enumerate(switches.iter_rows(named=True)):
             at, unfinished = switch["at_s"], switch["unfinished"]
-            axes.plot(
-                at, unfinished, "v", color=colours[name], markeredgecolor="white", markersize=10, zorder=3
-            )
+            axes.plot(at, unfinished, "v", color=colours[name], markeredgecolor="white", markersize=10, zorder=3)
             if i < MAX_LABELS:
                 axes.annotate(
                     f"→tp{switch['tp_to']} at {unfinished}",
@@ -175,9 +171,7 @@ def reward(experiment: Experiment, colours: dict[str, str]) -> Figure:
     figure, axes = _figure(3.3)
     for (name, arm), width in zip(experiment.arms.items(), _nested_widths(experiment), strict=True):
         means = arm.iterations.select("iteration", "reward_mean")
-        axes.plot(
-            *means, marker="o", markersize=2.5 + width, linewidth=width, color=colours[name], label=name
-        )
+        axes.plot(*means, marker="o", markersize=2.5 + width, linewidth=width, color=colours[name], label=name)
     axes.set(xlabel="iteration", ylabel="mean reward of the responses")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend()

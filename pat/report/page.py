@@ -45,9 +45,7 @@ def run(experiment_dir: Path, title: str, out: Path) -> None:
     summary["answer"] = {what: wording.answer(summary, what) for what in wording.DURATIONS}
     drawn = {name: figure for name, figure in figures.draw(experiment, summary).items() if figure}
     images = {f"{name}.png": style.png(figure) for name, figure in drawn.items()}
-    html = render(
-        experiment, summary, {name: Markup(style.svg(figure, name)) for name, figure in drawn.items()}
-    )
+    html = render(experiment, summary, {name: Markup(style.svg(figure, name)) for name, figure in drawn.items()})
 
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -55,9 +53,7 @@ def run(experiment_dir: Path, title: str, out: Path) -> None:
         figure.unlink()
     for name, image in images.items():
         (out / name).write_bytes(image)
-    (out / "summary.json").write_text(
-        json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    )
+    (out / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     (out / "index.html").write_text(html)
     print(f"{summary['answer']['gen']}\nreport: {out / 'index.html'}")
 
@@ -73,9 +69,7 @@ def render(experiment: Experiment, summary: dict, svgs: dict[str, Markup]) -> st
     )
     environment.filters |= {"number": number, "percent": percent, "count": count, "glue": _glue}
     switches = [
-        {"arm": name} | row
-        for name, arm in experiment.arms.items()
-        for row in live_switches(arm).iter_rows(named=True)
+        {"arm": name} | row for name, arm in experiment.arms.items() for row in live_switches(arm).iter_rows(named=True)
     ]
     fit = experiment.predictor_fit
     return environment.get_template("report.html.j2").render(
@@ -116,9 +110,7 @@ def _table(summary: dict) -> list[dict]:
         for name, median in medians.items():
             low, high = (summary["spread"][name] or {}).get(key, (None, None))
             spread = "" if low == high else f"{write(low)}{DASH}{write(high)}"
-            cells.append(
-                {"median": write(median), "spread": spread, "best": best is not None and median == best}
-            )
+            cells.append({"median": write(median), "spread": spread, "best": best is not None and median == best})
         rows.append({"label": label, "unit": unit, "cells": cells})
     return rows
 
@@ -140,8 +132,7 @@ def _gains(summary: dict) -> list[dict]:
         for role, label in ROLES
     ]
     oracle = [
-        {"arm": "simulated", "gain": summary["gain_pct"][what]["oracle"], "spread": None}
-        for what in wording.DURATIONS
+        {"arm": "simulated", "gain": summary["gain_pct"][what]["oracle"], "spread": None} for what in wording.DURATIONS
     ]
     rows.append({"label": "Oracle (knows the lengths)", "cells": oracle})
     return rows if any(cell["gain"] is not None for row in rows for cell in row["cells"]) else []

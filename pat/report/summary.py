@@ -44,16 +44,12 @@ def summarise(experiment: Experiment) -> dict:
         "spread": {name: _spread(frame) for name, frame in kept.items()},
         "references": references,
         "gain_pct": {
-            what: _gains(kept, references[what], column)
-            | {"oracle": _oracle_gain(experiment.simulated, column)}
+            what: _gains(kept, references[what], column) | {"oracle": _oracle_gain(experiment.simulated, column)}
             for what, column in COMPARED.items()
         },
-        "gain_spread_pct": {
-            what: _gain_spreads(kept, references[what], column) for what, column in COMPARED.items()
-        },
+        "gain_spread_pct": {what: _gain_spreads(kept, references[what], column) for what, column in COMPARED.items()},
         "predictor_error_pct": {
-            part: _mean_error((experiment.predictor_errors or {}).get(part))
-            for part in ("decode", "prefill", "switch")
+            part: _mean_error((experiment.predictor_errors or {}).get(part)) for part in ("decode", "prefill", "switch")
         },
         "kept_iterations": {name: frame["iteration"].to_list() for name, frame in kept.items()},
         **_matched(experiment.arms, kept),
@@ -62,18 +58,12 @@ def summarise(experiment: Experiment) -> dict:
 
 def kept_iterations(iterations: pl.DataFrame) -> pl.DataFrame:
     """The iterations that count: all but the first (start-up, cold caches), or the only one there is."""
-    return (
-        iterations.filter(pl.col("iteration") > pl.col("iteration").min())
-        if len(iterations) > 1
-        else iterations
-    )
+    return iterations.filter(pl.col("iteration") > pl.col("iteration").min()) if len(iterations) > 1 else iterations
 
 
 def medians(kept: pl.DataFrame) -> dict[str, float | None]:
     """The median of every metric, how many iterations it is of, and the largest probability difference."""
-    return kept.select(expression.median().alias(name) for name, expression in METRICS.items()).row(
-        0, named=True
-    ) | {
+    return kept.select(expression.median().alias(name) for name, expression in METRICS.items()).row(0, named=True) | {
         "prob_diff_max": kept["prob_diff_max"].max(),
         "iterations": len(kept),
     }
@@ -98,9 +88,7 @@ def live_batch(requests: pl.DataFrame) -> pl.DataFrame:
 def live_switches(arm: Arm) -> pl.DataFrame:
     """The switches of the kept iterations that were made while requests were unfinished."""
     kept = kept_iterations(arm.iterations)["iteration"].to_list()
-    return arm.switches.filter(pl.col("iteration").is_in(kept) & (pl.col("unfinished") > 0)).sort(
-        "iteration", "switch"
-    )
+    return arm.switches.filter(pl.col("iteration").is_in(kept) & (pl.col("unfinished") > 0)).sort("iteration", "switch")
 
 
 def typical_iteration(arms: Mapping[str, Arm]) -> int | None:
@@ -132,16 +120,12 @@ def _references(statics: list[Arm], kept: Mapping[str, pl.DataFrame], column: st
 
 def _gains(kept: Mapping[str, pl.DataFrame], references: dict, column: str) -> dict[str, float | None]:
     return {
-        role: gain_pct(kept["pat"][column].median(), kept[arm][column].median())
-        if arm and "pat" in kept
-        else None
+        role: gain_pct(kept["pat"][column].median(), kept[arm][column].median()) if arm and "pat" in kept else None
         for role, arm in references.items()
     }
 
 
-def _gain_spreads(
-    kept: Mapping[str, pl.DataFrame], references: dict, column: str
-) -> dict[str, list[float] | None]:
+def _gain_spreads(kept: Mapping[str, pl.DataFrame], references: dict, column: str) -> dict[str, list[float] | None]:
     """Least and greatest gain, iteration by iteration: both arms had the same prompts in it."""
     spreads = dict.fromkeys(references)
     for role, arm in references.items():

@@ -86,34 +86,24 @@ def cautions(experiment: Experiment, summary: dict) -> list[str]:
     counts = {name: len(kept) for name, kept in summary["kept_iterations"].items()}
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in counts.items())
-        notes.append(
-            f"The arms ran unequal numbers of iterations ({listed}): their medians cover different prompts."
-        )
+        notes.append(f"The arms ran unequal numbers of iterations ({listed}): their medians cover different prompts.")
     if experiment.not_run:
         notes.append(f"Configured but not run: {', '.join(experiment.not_run)}.")
     if differing := _differing_settings(experiment):
         notes.append(f"The arms ran with different settings of: {', '.join(differing)}.")
-    cut = {
-        name: values["truncated_share"]
-        for name, values in summary["arms"].items()
-        if values["truncated_share"]
-    }
+    cut = {name: values["truncated_share"] for name, values in summary["arms"].items() if values["truncated_share"]}
     if cut:
         listed = ", ".join(f"{name} {100 * part:.0f} %" for name, part in cut.items())
         notes.append(f"Responses cut off by the length limit: {listed} (median share of an iteration).")
     if not any(node.get("devices") for node in experiment.hardware["nodes"]):
-        notes.append(
-            "This machine has no accelerator: ranks are CPU processes. Nothing here was measured on a GPU."
-        )
+        notes.append("This machine has no accelerator: ranks are CPU processes. Nothing here was measured on a GPU.")
     return [note for note in notes if note]
 
 
 def _differing_settings(experiment: Experiment) -> list[str]:
     configs = [arm.run["config"] for arm in experiment.arms.values()]
     return [
-        key
-        for key, value in experiment.config.items()
-        if any(config.get(key, value) != value for config in configs)
+        key for key, value in experiment.config.items() if any(config.get(key, value) != value for config in configs)
     ]
 
 
@@ -136,11 +126,7 @@ def _warm_up(experiment: Experiment, summary: dict) -> str:
 def _matched_lengths(summary: dict) -> str | None:
     matched = summary["matched"]
     if matched is None:
-        return (
-            None
-            if len(summary["arms"]) < 2
-            else "The arms share no iteration, so their lengths cannot be compared."
-        )
+        return None if len(summary["arms"]) < 2 else "The arms share no iteration, so their lengths cannot be compared."
     if matched == 1:
         return "Matched lengths: in every iteration counted the arms generated the same response lengths."
     work = ", ".join(

@@ -43,21 +43,29 @@ class Iteration:
         return request
 
     def finish(self, request: Request, response_tokens: int, reason: str | None) -> None:
-        request.finish, request.response_tokens, request.finish_reason = time.monotonic(), response_tokens, reason
+        request.finish, request.response_tokens, request.finish_reason = (
+            time.monotonic(),
+            response_tokens,
+            reason,
+        )
 
     def check(self) -> None:
         """Raise IterationError unless every request came back with a reason, in the expected number."""
         where = f"iteration {self.number}"
         failed = [r for r in self.requests if r.error]
         if failed:
-            raise IterationError(f"{where}: {len(failed)} of {len(self.requests)} requests failed, first: {failed[0].error}")
+            raise IterationError(
+                f"{where}: {len(failed)} of {len(self.requests)} requests failed, first: {failed[0].error}"
+            )
         waiting = [r for r in self.requests if r.finish is None]
         if waiting:
             raise IterationError(f"{where}: {len(waiting)} of {len(self.requests)} requests have no answer")
         reasonless = [r for r in self.requests if r.finish_reason not in ("stop", "length")]
         if reasonless:
             reasons = sorted({str(r.finish_reason) for r in reasonless})
-            raise IterationError(f"{where}: {len(reasonless)} requests ended with {', '.join(reasons)}, not stop or length")
+            raise IterationError(
+                f"{where}: {len(reasonless)} requests ended with {', '.join(reasons)}, not stop or length"
+            )
         if self.expected is not None and len(self.requests) != self.expected:
             raise IterationError(f"{where}: {len(self.requests)} samples came back, {self.expected} were asked for")
 

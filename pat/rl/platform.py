@@ -29,6 +29,16 @@ class _CpuDevice(types.ModuleType):
     def get_device_name(*args) -> str:
         return "cpu"
 
+    @staticmethod
+    def get_rng_state(*args) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    @staticmethod
+    def set_rng_state(state: torch.Tensor, *args) -> None:
+        torch.set_rng_state(state)
+
+    manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
+
 
 def _nothing(*args, **kwargs) -> None:
     pass
@@ -42,9 +52,6 @@ for _name in ("empty_cache", "ipc_collect", "reset_peak_memory_stats", "set_per_
     setattr(_CpuDevice, _name, staticmethod(_nothing))
 for _name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):
     setattr(_CpuDevice, _name, staticmethod(_zero))
-for _name in ("manual_seed", "get_rng_state", "set_rng_state"):
-    setattr(_CpuDevice, _name, staticmethod(lambda *args, _call=getattr(torch, _name): _call(*args[:1])))
-_CpuDevice.manual_seed_all = staticmethod(torch.manual_seed)
 
 
 def register() -> None:

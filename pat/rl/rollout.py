@@ -46,7 +46,11 @@ class Replica(verl.RolloutReplica):
                 runtime_env={"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}},
             )
             .remote(
-                self.config, self.model_config, self.replica_rank, self.world_size, ",".join(map(str, devices))
+                self.config,
+                self.model_config,
+                self.replica_rank,
+                self.world_size,
+                ",".join(map(str, devices)),
             )
         )
         self.servers = [server]

@@ -35,7 +35,10 @@ class Server:
         self.replica_rank = replica_rank
         self.cap = self.config.response_length
         self.policy = from_config(
-            self.settings.policy, self.settings.tp_sizes, self.settings.policy_settings, self.settings.predictor
+            self.settings.policy,
+            self.settings.tp_sizes,
+            self.settings.policy_settings,
+            self.settings.predictor,
         )
         options = dict((self.config.engine_kwargs or {}).get("sglang") or {})
         if self.settings.kv_tokens:
@@ -60,17 +63,13 @@ class Server:
 
     def _begin(self, weights_version: int) -> None:
         self.global_steps = weights_version
-        identities = Identities(
-            self.settings.seed, weights_version + 1, self.settings.lengths, self.config.n
-        )
+        identities = Identities(self.settings.seed, weights_version + 1, self.settings.lengths, self.config.n)
         self.iteration = Iteration(weights_version + 1, identities, self.settings.requests)
         self._marks = self.engine.step_marks()
         self._switches_before = len(self.engine.switches)
 
     # --- generation ----------------------------------------------------------------------------------------
-    async def generate(
-        self, prompt_ids, sampling_params, request_id, image_data=None, video_data=None, **kwargs
-    ):
+    async def generate(self, prompt_ids, sampling_params, request_id, image_data=None, video_data=None, **kwargs):
         """verl's token-in, token-out request: prompt ids [tokens] -> response ids and their log-probs."""
         if image_data or video_data:
             raise ValueError("the pat rollout generates text only")

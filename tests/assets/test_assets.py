@@ -94,8 +94,7 @@ def test_gsm_symbolic_has_numbers_for_answers_and_no_prompt_twice():
 def test_own_parquet_is_drawn_by_seed(tmp_path):
     path = tmp_path / "own.parquet"
     rows = [
-        {**data._row("mine", [{"role": "user", "content": str(i)}], "1"), "extra_info": {"index": i}}
-        for i in range(9)
+        {**data._row("mine", [{"role": "user", "content": str(i)}], "1"), "extra_info": {"index": i}} for i in range(9)
     ]
     pl.DataFrame(rows).write_parquet(path)
 

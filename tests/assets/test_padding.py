@@ -24,9 +24,7 @@ TOKENS = torch.arange(1, 13)[None]
 def make(kind: str, tied: bool):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SHAPE, tie_word_embeddings=tied))
-    for (
-        parameter
-    ) in model.parameters():  # norms and biases start as ones and zeros, which would hide a mistake
+    for parameter in model.parameters():  # norms and biases start as ones and zeros, which would hide a mistake
         torch.nn.init.normal_(parameter, std=0.2)
     return model
 

@@ -146,6 +146,4 @@ def model_folder(tmp_path_factory):
 def start(folder, **options):
     from pat.engine.api import Engine
 
-    return Engine(
-        model_path=folder, dtype="float32", skip_tokenizer_init=True, log_level="error", **options
-    )
+    return Engine(model_path=folder, dtype="float32", skip_tokenizer_init=True, log_level="error", **options)

@@ -81,9 +81,7 @@ def test_steps_that_were_read_do_not_change_afterwards(pair):
 
 def test_the_last_switch_is_read_whole_after_longer_and_shorter_ones(pair):
     rank, engine = pair
-    for epoch, record in enumerate(
-        ({"error": "long " * 100}, {"error": None}, {"seconds": {"move": 0.25}}), 1
-    ):
+    for epoch, record in enumerate(({"error": "long " * 100}, {"error": None}, {"seconds": {"move": 0.25}}), 1):
         rank.show_switch(record, tp=2, epoch=epoch)
         assert engine.read_switch() == record
         assert (int(engine.header["tp"][0]), int(engine.header["epoch"][0])) == (2, epoch)
@@ -152,8 +150,6 @@ def test_a_reader_beside_a_writing_process_sees_one_moment_at_a_time(tmp_path):
 
 def test_a_request_is_known_by_the_same_key_in_every_process():
     code = "from pat.engine.board import request_key; print(request_key('chatcmpl-1'))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert int(done.stdout) == request_key("chatcmpl-1")
     assert len({request_key(f"chatcmpl-{i}") for i in range(1000)}) == 1000

@@ -1,7 +1,6 @@
 """KV under another layout: who sends which heads, and real exchanges among four processes.
 
-Every KV number encodes K or V, layer, head, token and dim, so that a wrong slice is named; what nobody wrote is
-NaN.
+Every KV number encodes K or V, layer, head, token and dim, so that a wrong slice is named; the rest is NaN.
 """
 
 import itertools
@@ -193,9 +192,7 @@ def run_all_cases(rank: int, folder: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     limit = timedelta(seconds=DEADLINE_S)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD, timeout=limit
-    )
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD, timeout=limit)
     results = [
         move_and_compare(kv_heads, Layout(WORLD, tp_from), Layout(WORLD, tp_to), rank, seed)
         for seed, (kv_heads, tp_from, tp_to) in enumerate(CASES)

@@ -105,9 +105,7 @@ def test_what_does_not_fit_goes_the_usual_way(tmp_path, tensor):
     group = SimpleNamespace(unique_name="tp:0", ranks=[0, 1], rank_in_group=0, world_size=2)
     collectives = SharedMemoryCollectives(tmp_path, 0.1)
     assert collectives.all_reduce(lambda group, tensor: "reduced", group, tensor) == "reduced"
-    assert (
-        collectives.all_gather(lambda group, tensor, dim: f"gathered {dim}", group, tensor, 1) == "gathered 1"
-    )
+    assert collectives.all_gather(lambda group, tensor, dim: f"gathered {dim}", group, tensor, 1) == "gathered 1"
     assert not list(tmp_path.iterdir())
 
 

@@ -14,7 +14,7 @@ from pat.engine.cpu.environment import STUBS
 
 @pytest.fixture(scope="module")
 def stub():
-    """The stand-in itself, its ops in a namespace of their own: SGLang may have loaded it, or a real sgl_kernel."""
+    """The stand-in, its ops in a namespace of their own: SGLang may have loaded it, or a real sgl_kernel."""
     spec = importlib.util.spec_from_file_location("sgl_kernel_stand_in", STUBS / "sgl_kernel.py")
     module = importlib.util.module_from_spec(spec)
     library = torch.library.Library
@@ -58,13 +58,10 @@ POSITIONS = st.integers(0, 2**31 - 1)
 )
 def test_every_element_is_the_hash_of_its_seed_position_and_column(stub, rows, columns):
     seeds, positions = zip(*rows, strict=True)
-    hashed = stub.murmur_hash32(
-        np.array(seeds, np.uint64), np.array(positions, np.int64), np.array(columns, np.int64)
-    )
+    hashed = stub.murmur_hash32(np.array(seeds, np.uint64), np.array(positions, np.int64), np.array(columns, np.int64))
     assert hashed.dtype == np.uint32
     assert hashed.tolist() == [
-        [murmur3(struct.pack("<QII", seed, position, column)) for column in columns]
-        for seed, position in rows
+        [murmur3(struct.pack("<QII", seed, position, column)) for column in columns] for seed, position in rows
     ]
 
 

@@ -28,9 +28,7 @@ def request(prompt, output=(), kv_tokens=None, extra_key=None, cache_salt=None, 
 def requests(draw):
     prompt, output = draw(TOKENS), draw(TOKENS)
     kv_tokens = draw(st.integers(0, len(prompt) + len(output)))
-    return request(
-        prompt, output, kv_tokens, draw(st.sampled_from([None, "a"])), draw(st.sampled_from([None, "s"]))
-    )
+    return request(prompt, output, kv_tokens, draw(st.sampled_from([None, "a"])), draw(st.sampled_from([None, "s"])))
 
 
 @st.composite
@@ -61,9 +59,7 @@ def test_a_prefix_is_shared_if_an_earlier_request_of_the_target_has_it(case):
 @given(dealt_requests())
 def test_each_distinct_token_of_a_target_is_moved_once(case):
     some, targets = case
-    moved = sum(
-        one.kv_tokens - start for one, start in zip(some, shared_prefixes(some, targets), strict=True)
-    )
+    moved = sum(one.kv_tokens - start for one, start in zip(some, shared_prefixes(some, targets), strict=True))
     distinct = {
         (branch(one, target), tuple(one.tokens[:end]))
         for one, target in zip(some, targets, strict=True)
@@ -148,9 +144,7 @@ def test_only_decoding_requests_have_kv_to_move():
     ]
     last = SimpleNamespace(reqs=[fake_req("just prefilled", 0, 5, 1), running[0]])
     pool = SimpleNamespace(req_to_token=table)
-    scheduler = SimpleNamespace(
-        running_batch=SimpleNamespace(reqs=running), last_batch=last, req_to_token_pool=pool
-    )
+    scheduler = SimpleNamespace(running_batch=SimpleNamespace(reqs=running), last_batch=last, req_to_token_pool=pool)
     found = kv_locations(scheduler)
     table.fill_(-1)  # SGLang frees the rows; the answer must not change with them
     assert {rid: where.tolist() for rid, where in found.items()} == {

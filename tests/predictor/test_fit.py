@@ -23,9 +23,7 @@ def samples():
         (tp, b, b * (c + i), decode_s(tp, b, b * (c + i)))
         for tp, b, c, i in itertools.product((1, 2), (1, 2, 4, 8), (32, 192), range(12))
     ]
-    prefill = [
-        (tp, 1, n, p, 0.05 + 1e-3 * n / tp) for tp, n, p in itertools.product((1, 2), (16, 64, 192), (0, 64))
-    ]
+    prefill = [(tp, 1, n, p, 0.05 + 1e-3 * n / tp) for tp, n, p in itertools.product((1, 2), (16, 64, 192), (0, 64))]
     pairs = itertools.product(((1, 2), (2, 1)), ("migrate", "recompute"), (2, 4, 8))
     switch = [(a, b, mode, r, 100 * r, switch_s(mode, r, 100 * r)) for (a, b), mode, r in pairs]
     schemas = {
@@ -49,9 +47,7 @@ def test_the_stage_writes_a_model_that_predicts_and_its_errors(profile, capsys):
     run(profile, out)
     model = Predictor.load(out / "model.json")
     assert model.decode.seconds(2, 3, 300) == pytest.approx(decode_s(2, 3, 300), rel=0.02)
-    assert model.switch.seconds(1, 2, 6, 600, "migrate") == pytest.approx(
-        switch_s("migrate", 6, 600), rel=0.05
-    )
+    assert model.switch.seconds(1, 2, 6, 600, "migrate") == pytest.approx(switch_s("migrate", 6, 600), rel=0.05)
     errors = json.loads((out / "errors.json").read_text())
     assert {name: sorted(groups) for name, groups in errors.items()} == {
         "decode": ["1", "2"],
@@ -115,9 +111,7 @@ def test_a_saved_predictor_comes_back_equal(profile, tmp_path):
     again = Predictor.load(tmp_path / "again.json")
     assert again.switch == model.switch
     batch, context = np.arange(1, 20)[:, None], np.arange(0, 5000, 100)
-    np.testing.assert_array_equal(
-        again.decode.seconds(2, batch, context), model.decode.seconds(2, batch, context)
-    )
+    np.testing.assert_array_equal(again.decode.seconds(2, batch, context), model.decode.seconds(2, batch, context))
     np.testing.assert_array_equal(
         again.prefill.seconds(1, batch, context, 10), model.prefill.seconds(1, batch, context, 10)
     )

@@ -35,9 +35,7 @@ def test_decode_follows_the_stairs_of_a_gpu():
     def step(tp, batch, context):
         return (0.005 if batch <= 8 else 0.0065 if batch <= 16 else 0.011) / tp + 1e-9 * context
 
-    model = DecodeModel.fit(
-        decode_samples(step, batches=(1, 4, 8, 9, 16, 17, 32), contexts=(1000, 2000, 4000))
-    )
+    model = DecodeModel.fit(decode_samples(step, batches=(1, 4, 8, 9, 16, 17, 32), contexts=(1000, 2000, 4000)))
     for batch in (1, 8, 9, 16, 17, 32):
         assert model.seconds(1, batch, 3000 * batch) == pytest.approx(step(1, batch, 3000 * batch), rel=0.01)
 

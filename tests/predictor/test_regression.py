@@ -40,9 +40,7 @@ def test_a_falling_trend_is_not_followed():
 
 
 def test_what_samples_cannot_tell_apart_is_a_fixed_cost():
-    assert fit_relative(np.array([[1, 4, 800]], float), np.array([0.6])) == pytest.approx(
-        [0.6, 0, 0], rel=1e-3
-    )
+    assert fit_relative(np.array([[1, 4, 800]], float), np.array([0.6])) == pytest.approx([0.6, 0, 0], rel=1e-3)
 
 
 @pytest.mark.parametrize("seconds", [[], [0.1, 0.0]])

@@ -96,8 +96,6 @@ def test_slots_follow_the_owner_and_pad():
 
 def test_draws_fill_every_stratum_and_repeat():
     draws = stratified_draws(8, 5)
-    np.testing.assert_array_equal(
-        np.sort(np.floor(draws * 8), axis=0), np.tile(np.arange(8)[:, None], (1, 5))
-    )
+    np.testing.assert_array_equal(np.sort(np.floor(draws * 8), axis=0), np.tile(np.arange(8)[:, None], (1, 5)))
     stratified_draws.cache_clear()
     np.testing.assert_array_equal(draws, stratified_draws(8, 5))

@@ -53,9 +53,7 @@ def test_default_worst_and_best_are_told_apart(tmp_path):
     summary = summarise(load(write_experiment(tmp_path, generation)))
     assert summary["references"]["gen"] == {"default": "tp1", "worst_static": "tp2", "best_static": "tp4"}
     gains = summary["gain_pct"]["gen"]
-    assert [gains[role] for role in ("default", "worst_static", "best_static")] == pytest.approx(
-        [-20, 25, -50]
-    )
+    assert [gains[role] for role in ("default", "worst_static", "best_static")] == pytest.approx([-20, 25, -50])
 
 
 def test_a_single_iteration_is_kept_and_has_no_spread(tmp_path):
@@ -93,9 +91,7 @@ def test_predictor_errors_weigh_each_layout_by_its_shapes(summary):
 def test_a_part_of_the_predictor_that_could_not_be_held_out_has_no_error(tmp_path):
     path = write_experiment(tmp_path) / "predictor" / "errors.json"
     nothing = {"median_abs_pct": None, "p90_abs_pct": None, "n": 0}
-    path.write_text(
-        json.dumps({"decode": {"1": {"median_abs_pct": 2, "p90_abs_pct": 3, "n": 1}, "2": nothing}})
-    )
+    path.write_text(json.dumps({"decode": {"1": {"median_abs_pct": 2, "p90_abs_pct": 3, "n": 1}, "2": nothing}}))
     errors = summarise(load(tmp_path))["predictor_error_pct"]
     assert errors == {"decode": 2, "prefill": None, "switch": None}
 

@@ -38,9 +38,7 @@ def test_the_answer_says_faster_and_slower_alike(tmp_path, pat, words):
 
 def test_the_answer_when_the_default_is_the_best_static_size(tmp_path):
     _, summary = told(tmp_path, {"tp1": (9.0, 4.0), "tp2": (9.0, 8.0), "pat": (9.0, 5.0)})
-    assert "25.0 % more time than tp1 (4.00 s), which is both the default and the best" in wording.answer(
-        summary
-    )
+    assert "25.0 % more time than tp1 (4.00 s), which is both the default and the best" in wording.answer(summary)
 
 
 def test_the_answer_with_one_static_size(tmp_path):
@@ -77,9 +75,7 @@ def test_cautions_of_a_clean_experiment(tmp_path):
     assert "warm-up and left out" in notes[0]
     assert "the same response lengths" in notes[1]
     assert any("no accelerator" in note for note in notes)
-    assert not any(
-        "not matched" in note or "unequal" in note or "different settings" in note for note in notes
-    )
+    assert not any("not matched" in note or "unequal" in note or "different settings" in note for note in notes)
 
 
 def test_cautions_name_what_weakens_the_comparison(tmp_path):

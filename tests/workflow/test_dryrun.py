@@ -77,12 +77,8 @@ JOBS = {
 def planned(folder: Path, *arguments: str) -> set[str]:
     """The jobs of a dry run, as "RULE ARM-OR-STAGE", without the files of settings that go before them."""
     jobs = set()
-    for message in re.findall(
-        r"^Job \d+: (.*) \(smollm2-gsm\)$", snakemake(folder, "-n", *arguments, "all"), re.M
-    ):
-        names = {
-            re.sub(pattern, name, message) for pattern, name in JOBS.items() if re.fullmatch(pattern, message)
-        }
+    for message in re.findall(r"^Job \d+: (.*) \(smollm2-gsm\)$", snakemake(folder, "-n", *arguments, "all"), re.M):
+        names = {re.sub(pattern, name, message) for pattern, name in JOBS.items() if re.fullmatch(pattern, message)}
         assert names or message.startswith("Settings of"), message
         jobs |= names
     return jobs

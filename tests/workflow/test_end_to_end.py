@@ -57,9 +57,7 @@ def test_summary_compares_the_arms(project, name):
 def test_every_sample_comes_back_with_its_replayed_length(project, name, arm):
     requests = pl.read_parquet(project / "results" / name / "train" / arm / "requests.parquet")
     rollout = EXPERIMENTS[name].rollout
-    assert requests["iteration"].unique().sort().to_list() == list(
-        range(1, EXPERIMENTS[name].train.iterations + 1)
-    )
+    assert requests["iteration"].unique().sort().to_list() == list(range(1, EXPERIMENTS[name].train.iterations + 1))
     for _, rows in requests.group_by("iteration"):
         assert sorted(rows["response_tokens"]) == sorted(rollout.lengths)
         assert rows["finish_reason"].null_count() == 0
@@ -98,8 +96,8 @@ def test_the_same_seeds_in_every_arm(project):
     for name, arm in ARMS:
         requests = pl.read_parquet(project / "results" / name / "train" / arm / "requests.parquet")
         seeds.setdefault(name, []).append(sorted(requests.filter(pl.col("iteration") == 1)["seed"]))
-    for lists in seeds.values():
-        assert len(set(lists[0])) == 16
+    for name, lists in seeds.items():
+        assert len(set(lists[0])) == EXPERIMENTS[name].rollout.prompts * EXPERIMENTS[name].rollout.samples
         assert all(each == lists[0] for each in lists)
 
 

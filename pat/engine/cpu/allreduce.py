@@ -70,9 +70,7 @@ class Mailbox:
                 if spins % 10_000 == 0:
                     deadline = deadline or time.monotonic() + self.timeout_s
                     if time.monotonic() > deadline:
-                        raise TimeoutError(
-                            f"tensor-parallel rank {peer} did not answer within {self.timeout_s:.0f} s"
-                        )
+                        raise TimeoutError(f"tensor-parallel rank {peer} did not answer within {self.timeout_s:.0f} s")
 
 
 def supported() -> bool:

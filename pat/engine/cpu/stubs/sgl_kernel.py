@@ -14,9 +14,7 @@ def assign_req_to_token_pool_cpu(
 ) -> None:
     """Write each request's new cache locations into its row: row[start:end] = the next end-start locations."""
     done = 0
-    for row, start, end in zip(
-        req_pool_indices.tolist(), start_offset.tolist(), end_offset.tolist(), strict=True
-    ):
+    for row, start, end in zip(req_pool_indices.tolist(), start_offset.tolist(), end_offset.tolist(), strict=True):
         req_to_token[row, start:end] = out_cache_loc[done : done + end - start].to(req_to_token.dtype)
         done += end - start
 
@@ -50,9 +48,7 @@ _library = torch.library.Library("sgl_kernel", "FRAGMENT")
 _library.define("murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor columns) -> Tensor")
 _library.impl(
     "murmur_hash32_cpu",
-    lambda seed, positions, columns: torch.from_numpy(
-        murmur_hash32(seed.numpy(), positions.numpy(), columns.numpy())
-    ),
+    lambda seed, positions, columns: torch.from_numpy(murmur_hash32(seed.numpy(), positions.numpy(), columns.numpy())),
     "CPU",
 )
 

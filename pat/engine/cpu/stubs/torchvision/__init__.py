@@ -23,7 +23,7 @@ class _Missing:
 
 
 class _Module(types.ModuleType):
-    __path__: list[str] = []
+    __path__ = ()
 
     def __getattr__(self, attribute: str):
         if attribute.startswith("__"):
@@ -31,7 +31,15 @@ class _Module(types.ModuleType):
         return _Missing(f"{self.__name__}.{attribute}")
 
 
-for _name in ("io", "ops", "utils", "transforms", "transforms.functional", "transforms.v2", "transforms.v2.functional"):
+for _name in (
+    "io",
+    "ops",
+    "utils",
+    "transforms",
+    "transforms.functional",
+    "transforms.v2",
+    "transforms.v2.functional",
+):
     _module = _Module(f"torchvision.{_name}")
     _module.__spec__ = importlib.machinery.ModuleSpec(_module.__name__, None, is_package=True)
     sys.modules[_module.__name__] = _module

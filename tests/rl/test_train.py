@@ -1,0 +1,213 @@
+"""Stage train seen from outside: a small script stands for verl, and does what verl might do."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from pat.config import Config, stage_config
+from pat.rl import train
+from pat.rl.train import Progress, TrainingFailed
+from tests.rl.recording import METRICS, generation, request, switch, write
+
+PROJECT = Path(__file__).parents[2]
+DEADLINE_S = 30.0
+
+
+@pytest.fixture
+def cfg():
+    """tp1 of config/ci.yaml with two iterations of two prompts x two samples."""
+    raw = yaml.safe_load((PROJECT / "config" / "ci.yaml").read_text())
+    del raw["experiments"]
+    raw["rollout"] |= {"prompts": 2, "samples": 2, "deadline_s": 1.0}
+    raw["train"] |= {"iterations": 2}
+    return stage_config(Config.model_validate(raw), "train-tp1")
+
+
+@pytest.fixture
+def run(cfg, tmp_path, monkeypatch):
+    """run(script): stage train with a shell script in verl's place; $1 is the arm's folder, $2 Ray's."""
+    monkeypatch.setattr(train, "POLL_S", 0.02)
+    monkeypatch.setattr(train, "START_S", DEADLINE_S)
+    monkeypatch.setattr(train.provenance, "facts", dict)
+    monkeypatch.setattr(train.job, "overrides", lambda cfg, experiment, arm, out, ray: {"out": out, "ray": ray})
+
+    def start(script, start_s=DEADLINE_S):
+        monkeypatch.setattr(train, "START_S", start_s)
+        wanted = ("out", "ray") if "$2" in script else ("out",)  # a name of Ray's folder would give it away
+        command = ["sh", "-c", script, "sh"]
+        monkeypatch.setattr(train.job, "command", lambda values: command + [str(values[key]) for key in wanted])
+        train.run(cfg, tmp_path, "tp1")
+
+    return start
+
+
+def failure(run, script, **options) -> str:
+    with pytest.raises(TrainingFailed) as caught:
+        run(script, **options)
+    return str(caught.value)
+
+
+def gone(pid: int) -> bool:
+    """Whether the process has ended, or does within the deadline."""
+    deadline = time.monotonic() + DEADLINE_S
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def recorded(folder):
+    """What a good run leaves behind, for a script to copy."""
+    requests = [request(i, 10.0, 11.0 + i, 5) for i in range(4)]
+    write(folder, [generation(n, requests) for n in (1, 2)], [METRICS] * 2)
+    return folder
+
+
+# --- how a run ends ---------------------------------------------------------------------------
+def test_a_job_that_fails_is_explained_by_its_log(run, tmp_path):
+    text = failure(run, "echo chatter; echo 'ValueError: too few prompts'; exit 3")
+    assert "tp1: verl ended with status 3" in text
+    assert "ValueError: too few prompts" in text
+    assert "chatter" not in text
+    assert text.endswith(f"The whole log: {tmp_path / 'train' / 'tp1' / 'log.txt'}")
+
+
+def test_a_job_that_was_killed_tells_the_signal(run):
+    assert "verl ended with status -9" in failure(run, "kill -9 $$")
+
+
+def test_a_job_that_ends_early_says_how_far_it_came(run, tmp_path):
+    assert "tp1: 0 of 2 iterations were run" in failure(run, "exit 0")
+    write(tmp_path / "one", metrics=[METRICS])
+    assert "tp1: 1 of 2 iterations were run" in failure(run, f"cp {tmp_path}/one/verl.jsonl $1")
+
+
+def test_a_job_that_hangs_is_ended_with_all_that_it_started(run, tmp_path):
+    text = failure(run, "sleep 600 & echo $! $$ > $1/pids; echo waiting; wait", start_s=1.0)
+    assert "tp1: nothing has moved for 2 s" in text
+    assert "waiting" in text
+    pids = [int(pid) for pid in (tmp_path / "train" / "tp1" / "pids").read_text().split()]
+    assert len(pids) == 2
+    assert all(gone(pid) for pid in pids)
+
+
+def test_what_ray_has_left_running_is_ended_and_its_folder_removed(run, tmp_path):
+    sleeper = f"{sys.executable} -c 'import time; time.sleep(600)' $2/session"  # names its folder, as Ray's do
+    failure(run, f"setsid {sleeper} & echo $! $2 > $1/left; exit 1")
+    pid, ray_folder = (tmp_path / "train" / "tp1" / "left").read_text().split()
+    assert gone(int(pid))
+    assert not Path(ray_folder).exists()
+
+
+def test_a_good_run_leaves_tables_and_says_what_it_was(run, cfg, tmp_path, capsys):
+    good = recorded(tmp_path / "good")
+    run(f"cp -r {good}/* $1; mkdir $1/hydra; echo fine")
+    out = tmp_path / "train" / "tp1"
+    tables = {f"{name}.parquet" for name in ("iterations", "requests", "switches", "decode")}
+    assert {file.name for file in out.iterdir()} == {*tables, "run.json", "log.txt", "verl.jsonl"}
+    about = json.loads((out / "run.json").read_text())
+    assert about["arm"] == "tp1"
+    assert about["config"] == cfg.model_dump(mode="json")
+    assert about["seconds"] > 0
+    assert (out / "log.txt").read_text() == "fine\n"
+    assert f"log: {out / 'log.txt'}" in capsys.readouterr().out
+
+
+def test_results_of_an_earlier_run_are_not_mixed_in(run, tmp_path):
+    stale = tmp_path / "train" / "tp1" / "rollout"
+    recorded(stale.parent)
+    assert "0 of 2 iterations were run" in failure(run, "exit 0")
+    assert not stale.exists()
+
+
+# --- progress ---------------------------------------------------------------------------------
+@pytest.fixture
+def clock(monkeypatch):
+    """clock[0] is what the clock says, seconds."""
+    now = [1000.0]
+    monkeypatch.setattr(train, "time", type("Time", (), {"monotonic": staticmethod(lambda: now[0])}))
+    return now
+
+
+def shown(progress, capsys) -> list[str]:
+    progress.show()
+    return capsys.readouterr().out.splitlines()
+
+
+def test_each_generation_and_iteration_is_told_once_with_what_is_left(tmp_path, clock, capsys):
+    progress = Progress("pat", 3, tmp_path)
+    assert shown(progress, capsys) == []
+    one = generation(1, [request(1, 5.0, 9.0, 40)], [switch(6.0, unfinished=1)])
+    write(tmp_path, [one])
+    (line,) = shown(progress, capsys)
+    assert line.startswith("pat [1/3] generated 40 tokens in 4.0 s, 1 responses; tp1 -> tp2")
+    told = []
+    for done, now in ((1, 1600.0), (2, 1900.0), (3, 2200.0)):
+        clock[0] = now
+        write(tmp_path, metrics=[METRICS] * done)
+        told += shown(progress, capsys)
+    assert [line.split(" took ")[0] for line in told] == ["pat [1/3]", "pat [2/3]", "pat [3/3]"]
+    assert all("took 9.0 s (generation 4.0 s), mean reward 0.250" in line for line in told)
+    # The first took 10 min with the start, the second 5.
+    assert told[0].endswith("about 20.0 min left in this arm")
+    assert told[1].endswith("about 5.0 min left in this arm")
+    assert told[2].endswith(", done")
+    assert progress.done == 3
+    assert shown(progress, capsys) == []
+
+
+def test_only_news_counts_as_movement(tmp_path, clock):
+    progress = Progress("tp1", 2, tmp_path)
+    clock[0] += 50
+    progress.show()
+    assert progress.still_s == 50
+    write(tmp_path, metrics=[METRICS])
+    progress.show()
+    assert progress.still_s == 0
+    clock[0] += 7
+    progress.show()
+    assert progress.still_s == 7
+
+
+# --- ending processes -------------------------------------------------------------------------
+def test_a_process_that_does_not_listen_is_killed(monkeypatch):
+    monkeypatch.setattr(train, "END_S", 0.2)
+    code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as deaf:
+        assert deaf.stdout.readline() == "deaf\n"
+        train._end([psutil.Process(deaf.pid)])
+        assert gone(deaf.pid)
+
+
+def test_a_process_that_listens_is_asked_first(tmp_path):
+    code = "import signal, sys, time; signal.signal(15, lambda *_: (open(sys.argv[1], 'w').close(), exit(0)))\n"
+    code += "print('ready', flush=True); time.sleep(600)"
+    note = tmp_path / "asked"
+    with subprocess.Popen([sys.executable, "-c", code, str(note)], stdout=subprocess.PIPE, text=True) as polite:
+        assert polite.stdout.readline() == "ready\n"
+        train._end([psutil.Process(polite.pid)])
+    assert note.exists()
+
+
+def test_processes_that_have_ended_by_themselves_are_no_trouble():
+    ended = subprocess.Popen(["true"])
+    process = psutil.Process(ended.pid)
+    ended.wait(DEADLINE_S)
+    train._end([process])
+    assert train._tree(ended.pid) == []
+
+
+def test_an_explanation_has_the_lines_that_matter_and_the_way_to_the_rest(tmp_path):
+    log = tmp_path / "log.txt"
+    log.write_bytes(b"starting\nRuntimeError: rank 1 \xff died\nshutting down\n")
+    lines = train._explain("pat: verl ended with status 1", log).splitlines()
+    assert lines[0].startswith("pat: verl ended with status 1")
+    assert "RuntimeError: rank 1" in lines[1]
+    assert lines[2:] == [f"The whole log: {log}"]
