@@ -24,6 +24,7 @@ from pat.engine.trace import decode_steps, readmission_s
 TOKEN_BEFORE_SWITCH = 2  # tokens that every request has generated when a measured switch happens
 STEPS_AFTER_SWITCH = 3  # tokens between two switches of a point
 POLL_S = 0.005
+SETTLE_S = 0.03  # a rank notes its last step just after the answer has left it
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,7 @@ class Sampler:
             for i, prompt in enumerate(prompts)
         ]
         await asyncio.wait_for(asyncio.gather(*work), self.engine.settings.deadline_s * 10)
+        await asyncio.sleep(SETTLE_S)
 
     def _tables(self) -> dict[str, pl.DataFrame]:
         decode = pl.concat([decode_steps(s).with_columns(repeat=s["repeat"][0]) for s in self.steps if len(s)])

@@ -104,7 +104,7 @@ class Engine(sg.Engine):
     # --- generation ----------------------------------------------------------------------------------------
     def generate(self, *args, **kwargs):
         if self.controller:
-            self.loop.call_soon(self.controller.start)
+            self.controller.start()
         return super().generate(*args, **kwargs)
 
     async def async_generate(self, *args, **kwargs):

@@ -17,6 +17,7 @@ import polars as pl
 MAX_LIVE = 8192  # requests of one rank; more are counted, but not listed
 MAX_STEPS = 1 << 16  # ring of steps
 RECORD_BYTES = 1 << 16
+READ_S = 10.0  # longest that a read waits for a write to end; a write takes microseconds
 HEADER = np.dtype([("version", "i8"), ("live", "i8"), ("steps", "i8"), ("tp", "i8"), ("epoch", "i8"), ("record", "i8")])
 STEP = np.dtype(
     [
@@ -90,13 +91,14 @@ class Board:
 
     def read_live(self) -> list[tuple[int, int, int]]:
         """(key of the request id, prompt tokens, generated tokens) of each live request, of one moment."""
-        for _ in range(1000):
+        deadline = time.monotonic() + READ_S
+        while time.monotonic() < deadline:
             before = int(self.header["version"][0])
             rows = self.live[: min(self.live_count, MAX_LIVE)].copy()
             if before % 2 == 0 and before == int(self.header["version"][0]):
                 return rows.tolist()
-            time.sleep(0)
-        raise TimeoutError("a rank's board was being written for 1000 reads in a row")
+            time.sleep(1e-4)
+        raise TimeoutError(f"a rank has been writing its board for {READ_S:.0f} s: it hangs, or it died while writing")
 
     def read_switch(self) -> dict:
         return json.loads(bytes(self.record[: int(self.header["record"][0])]))

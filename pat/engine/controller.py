@@ -44,7 +44,11 @@ class Controller:
         if self.task is not None and self.task.done() and not self.task.cancelled():
             self.task.result()
         if self.task is None or self.task.done():
-            self.task = asyncio.ensure_future(self._run())
+            try:
+                loop = asyncio.get_running_loop()
+            except RuntimeError:  # called by the blocking generate, just before it runs the engine's loop
+                loop = self.engine.loop
+            self.task = loop.create_task(self._run())
 
     async def stop(self) -> None:
         """Stop deciding, after a switch in progress has ended; raises what ended the run early."""
@@ -94,8 +98,10 @@ class Controller:
             log.warning("PAT: %s; staying at tp %d until this generation ends", undone, self.engine.layout.tp)
             self._given_up = True
             return
-        self.switches += 1
-        self.switch_s += record["total_s"]
+        if record:  # empty: somebody else has switched meanwhile
+            self.switches += 1
+            self.switch_s += record["total_s"]
+        self._decided_at = self.engine.progress()  # steps are counted over other leaders now
 
     def state(self, rows: list[list[tuple[int, int, int]]]) -> RolloutState:
         """What the policy sees, from the boards' rows of each replica."""

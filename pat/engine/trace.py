@@ -8,7 +8,8 @@ import polars as pl
 def readmission_s(steps: pl.DataFrame, end: float) -> float:
     """Seconds of prefill that put a switch's requests back to work.
 
-    One-token extends if their KV moved, else whole contexts. steps: as ``Engine.steps``; end: when the switch ended, time.monotonic(). On each rank the prefill steps that
+    One-token extends if their KV moved, else whole contexts.
+    steps: as ``Engine.steps``; end: when the switch ended, time.monotonic(). On each rank the prefill steps that
     follow it before the first decode step; the slowest rank counts.
     """
     after = steps.filter(pl.col("start") >= end).sort("start")

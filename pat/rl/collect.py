@@ -197,7 +197,7 @@ def _iteration(
 ) -> dict:
     lengths = [request["response_tokens"] for request in requests]
     ends = sorted((request["finish_s"] for request in requests), reverse=True)
-    tail = max(1, int(TAIL_SHARE * len(ends)))
+    tail = int(TAIL_SHARE * len(ends))
     live = [switch for switch in switches if switch["unfinished"]]
     return {column: data.get(metric) for column, metric in VERL_METRICS.items()} | {
         "iteration": number,
@@ -208,7 +208,7 @@ def _iteration(
         "response_len_max": max(lengths),
         "switches": len(live),
         "switch_s": sum(switch["total_s"] for switch in live),
-        "tail_s": ends[0] - ends[tail] if tail < len(ends) else ends[0],
+        "tail_s": ends[0] - ends[tail],
         "decision_s": sum(sum(generation["decision_s"]) for generation in replicas),
     }
 

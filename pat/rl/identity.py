@@ -7,6 +7,7 @@ with switches and one without sample the same tokens from the same weights.
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 
@@ -24,7 +25,7 @@ class Identities:
 
         The k-th request (k = prompt number x samples + sample number) replays the k-th length, cycled.
         """
-        prompt = hashlib.blake2b(repr(list(prompt_ids)).encode(), digest_size=16).digest()
+        prompt = hashlib.blake2b(array("q", prompt_ids).tobytes(), digest_size=16).digest()
         number = self._prompts.setdefault(prompt, len(self._prompts))
         sample = self._seen[prompt]
         self._seen[prompt] += 1

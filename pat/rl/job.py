@@ -22,7 +22,7 @@ def overrides(cfg, experiment: Path, arm: str, out: Path, ray_folder: str) -> di
     rollout, train = cfg.rollout, cfg.train
     model, data = (experiment / "model").absolute(), (experiment / "data").absolute()
     actor, ref = "actor_rollout_ref.actor", "actor_rollout_ref"
-    epochs = math.ceil(train.iterations * rollout.prompts / _rows(data / "train.parquet"))
+    batches = _rows(data / "train.parquet") // rollout.prompts  # verl drops a last batch that is not full
     values: dict[str, Any] = {
         "algorithm.adv_estimator": "grpo",
         "algorithm.rollout_correction.bypass_mode": train.bypass_old_log_prob,
@@ -58,7 +58,7 @@ def overrides(cfg, experiment: Path, arm: str, out: Path, ray_folder: str) -> di
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
         "trainer.v1.sampler.custom_sampler.path": HERE / "sampler.py",
         "trainer.v1.sampler.custom_sampler.name": "PromptReplayBuffer",
-        "trainer.logger": '["console","file"]',
+        "trainer.logger": ["console", "file"],
         "trainer.project_name": "pat",
         "trainer.experiment_name": arm,
         "trainer.n_gpus_per_node": cfg.ranks,
@@ -67,7 +67,7 @@ def overrides(cfg, experiment: Path, arm: str, out: Path, ray_folder: str) -> di
         "trainer.test_freq": -1,
         "trainer.save_freq": -1,
         "trainer.resume_mode": "disable",
-        "trainer.total_epochs": epochs,
+        "trainer.total_epochs": math.ceil(train.iterations / batches),
         "trainer.total_training_steps": train.iterations,
         "trainer.default_local_dir": out / "checkpoints",
         "+ray_kwargs.ray_init.include_dashboard": False,
@@ -109,19 +109,24 @@ def command(values: dict[str, Any]) -> list[str]:
 
 
 def _hydra(value: Any) -> str:
-    """A value as Hydra's grammar reads it back."""
-    if isinstance(value, Path):
-        return f"'{value}'"
-    if isinstance(value, (bool, list, type(None))):
-        return json.dumps(value, separators=(",", ":"))
-    return str(value)
+    """A value in Hydra's grammar; strings are quoted, since a bare comma, for one, would mean a sweep."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{_hydra(str(key))}:{_hydra(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(map(_hydra, value)) + "]"
+    if isinstance(value, (str, Path)):
+        return "'" + str(value).replace("'", "\\'") + "'"
+    return json.dumps(value)
 
 
 def variables(out: Path) -> dict[str, str]:
-    """The job's environment: this process's, and what verl and Ray need; the user's own values are kept."""
-    values = {
+    """The job's environment: this process's, and what verl and Ray need; values that only tune are kept if set."""
+    modules = [os.environ.get("VERL_USE_EXTERNAL_MODULES"), "pat.rl.plugin"]  # an error in a module ends the job
+    needed = {
         "VERL_FILE_LOGGER_PATH": str(out.absolute() / "verl.jsonl"),
-        "VERL_USE_EXTERNAL_MODULES": "pat.rl.plugin",  # an error in it ends the job
+        "VERL_USE_EXTERNAL_MODULES": ",".join(filter(None, modules)),
+    }
+    values = {
         "HYDRA_FULL_ERROR": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -138,6 +143,7 @@ def variables(out: Path) -> dict[str, str]:
             "GLOO_SOCKET_IFNAME": "lo",
         }
     values |= os.environ
+    values |= needed
     if environment.has_accelerator():
         return values
     values |= environment.ONE_THREAD

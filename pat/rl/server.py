@@ -89,7 +89,7 @@ class Server:
                 self.settings.deadline_s,
             )
         except TimeoutError:
-            request.error = f"no answer within {self.settings.deadline_s:.0f} s (deadline_s)"
+            request.error = f"no answer within {self.settings.deadline_s:g} s (deadline_s)"
             raise
         except Exception as error:
             request.error = f"{type(error).__name__}: {error}"

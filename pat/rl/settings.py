@@ -40,7 +40,7 @@ class Settings(BaseModel):
     @classmethod
     def from_verl(cls, custom: Mapping[str, Any] | None, ranks: int) -> Settings:
         """From ``rollout.custom``; ``ranks`` is the replica's size. Raises pydantic.ValidationError."""
-        values = dict((custom or {}).get("pat", {}))
+        values = dict((custom or {}).get("pat") or {})
         settings = cls.model_validate(values)
         if settings.tp_sizes:
             return settings

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -33,6 +36,8 @@ def run(cfg, experiment: Path, arm: str) -> None:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     started = time.monotonic()
+    # Slurm and Snakemake end a job by SIGTERM, which would leave verl and Ray behind.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     ray_folder = tempfile.mkdtemp(prefix="pat-ray-", dir="/tmp")  # short: sockets in it have long names
     try:
         command = job.command(job.overrides(cfg, experiment, arm, out, ray_folder))
@@ -138,11 +143,10 @@ def _processes_of(ray_folder: str) -> list[psutil.Process]:
 def _end(processes: list[psutil.Process]) -> None:
     """End processes by pid: asked first, then killed."""
     for process in processes:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
-        except psutil.NoSuchProcess:
-            continue
     _, alive = psutil.wait_procs(processes, timeout=END_S)
     for process in alive:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     psutil.wait_procs(alive, timeout=END_S)

@@ -44,8 +44,12 @@ def test_the_right_number_earns_one_in_any_form(value, before, after):
 
 def test_a_wrong_or_missing_number_earns_nothing():
     assert compute_score("gsm_symbolic", "the answer is 28", "288") == 0.0
-    assert compute_score("gsm_symbolic", "first 288, no: 3", "288") == 0.0
+    assert compute_score("mine", "first 288, no: 3", "288") == 0.0
     assert compute_score("gsm_symbolic", "", "288") == 0.0
+
+
+def test_the_right_number_on_the_way_earns_its_share_of_the_text():
+    assert compute_score("gsm_symbolic", "first 288, no: 3", "288") == 3 / 16
 
 
 @given(text=st.text(max_size=40))

@@ -47,7 +47,7 @@ class Mailbox:
         self.peers = [peer for peer in range(world) if peer != rank]
 
     def exchange(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Give every rank's ``tensor`` to every rank: views into the mailbox, valid until the next exchange but one.
+        """Give every rank's ``tensor`` to every rank: views into the mailbox, valid until this rank's next exchange.
 
         Raises TimeoutError naming the rank that did not answer.
         """

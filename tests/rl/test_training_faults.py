@@ -1,0 +1,29 @@
+"""Real verl with a rollout that does not deliver: the job ends with the reason instead of training on a part."""
+
+import subprocess
+import sys
+
+import pytest
+
+from pat import configfile
+from pat.assets import run as make_assets
+from pat.config import stage_config
+from tests.workflow.project import ROOT
+
+pytestmark = [pytest.mark.training, pytest.mark.engine, pytest.mark.slow]
+
+
+def test_requests_that_miss_the_deadline_end_the_job_with_their_number(tmp_path):
+    text = (ROOT / "config" / "ci.yaml").read_text().replace("deadline_s: 120", "deadline_s: 0.2")
+    file = tmp_path / "late.yaml"
+    file.write_text(text)
+    make_assets(stage_config(configfile.load(file)["ci-qwen3"], "assets"), tmp_path)
+    command = [sys.executable, "-m", "pat.cli", "train", "--arm", "tp1", "--config", str(file)]
+    done = subprocess.run(
+        [*command, "--experiment", "ci-qwen3", "--out", str(tmp_path)], capture_output=True, text=True, timeout=400
+    )
+    output = done.stdout + done.stderr
+    assert done.returncode != 0
+    assert "requests failed, first: no answer within 0.2 s (deadline_s)" in output
+    assert str(tmp_path / "train" / "tp1" / "log.txt") in output
+    assert not (tmp_path / "train" / "tp1" / "iterations.parquet").exists()
