@@ -74,6 +74,9 @@ class Controller:
         if not live or arriving or self._given_up:  # idle, or a batch is still coming in
             return False
         decided_live, decided_steps = self._decided_at
+        if steps < decided_steps:  # a wider layout has fewer leaders, over whom steps are counted
+            decided_steps = steps
+            self._decided_at = (decided_live, steps)
         if live == decided_live and steps - decided_steps < STEPS_BETWEEN_DECISIONS:
             return False
         self._decided_at = (live, steps)
@@ -101,7 +104,6 @@ class Controller:
         if record:  # empty: somebody else has switched meanwhile
             self.switches += 1
             self.switch_s += record["total_s"]
-        self._decided_at = self.engine.progress()  # steps are counted over other leaders now
 
     def state(self, rows: list[list[tuple[int, int, int]]]) -> RolloutState:
         """What the policy sees, from the boards' rows of each replica."""

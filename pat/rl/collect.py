@@ -167,15 +167,19 @@ def _switch(number: int, switch: dict, generation: dict, model: Predictor | None
         "at_s": switch["asked"] - _begin([generation]),
         "prefill_s": prefill_s,
         "total_s": switch["total_s"] + prefill_s,
-        "realised_saving_s": realised_saving_s(switch, generation["requests"], model) if predicted else None,
+        "realised_saving_s": realised_saving_s(switch, generation, model) if predicted else None,
     }
 
 
-def realised_saving_s(switch: dict, requests: Sequence[dict], model: Predictor) -> float:
-    """Seconds that a switch saved, its cost taken off: the time that its requests would have taken in the old layout,
-    by the latency model at the lengths that they turned out to have, minus the time that they took."""
-    totals = {request["key"]: request["response_tokens"] for request in requests}
-    finish = {request["key"]: request["finish"] for request in requests}
+def realised_saving_s(switch: dict, generation: dict, model: Predictor) -> float:
+    """Seconds that a switch saved, its cost taken off: staying, at the lengths that came, minus the time taken.
+
+    The time of staying is the latency model's at the true lengths, times the slowness of this generation: how much
+    longer its decode steps after the switch took than the model says. A machine that also runs the training
+    processes is slower than it was when it was profiled, in either layout.
+    """
+    totals = {request["key"]: request["response_tokens"] for request in generation["requests"]}
+    finish = {request["key"]: request["finish"] for request in generation["requests"]}
     rows = switch["live"]
     width = max(map(len, rows))
     tokens, context = np.zeros((1, len(rows), width)), np.zeros((1, len(rows), width))
@@ -189,7 +193,16 @@ def realised_saving_s(switch: dict, requests: Sequence[dict], model: Predictor) 
             start[replica] = model.prefill.seconds(switch["tp_from"], len(fresh), sum(fresh), 0)
     stay_s = float(drain(model.decode, switch["tp_from"], tokens, context, start).seconds[0])
     took_s = max(finish[key] for live in rows for key, _, _ in live) - switch["asked"]
-    return stay_s - took_s
+    return stay_s * _slowness(_steps(generation), switch, model) - took_s
+
+
+def _slowness(steps: pl.DataFrame, switch: dict, model: Predictor) -> float:
+    """Seconds of the decode steps in the switch's new layout over what the model says of them; 1 without any."""
+    after = decode_steps(steps).filter((pl.col("start") >= switch["end"]) & (pl.col("tp") == switch["tp_to"]))
+    if after.is_empty():
+        return 1.0
+    predicted = model.decode.seconds(switch["tp_to"], after["batch"].to_numpy(), after["context"].to_numpy())
+    return float(after["seconds"].sum() / predicted.sum())
 
 
 def _iteration(

@@ -111,7 +111,7 @@ def command(values: dict[str, Any]) -> list[str]:
 def _hydra(value: Any) -> str:
     """A value in Hydra's grammar; strings are quoted, since a bare comma, for one, would mean a sweep."""
     if isinstance(value, dict):
-        return "{" + ",".join(f"{_hydra(str(key))}:{_hydra(inner)}" for key, inner in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{_hydra(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ",".join(map(_hydra, value)) + "]"
     if isinstance(value, (str, Path)):

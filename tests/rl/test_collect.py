@@ -1,5 +1,7 @@
 """From generations and verl's metrics to an arm's Parquet files."""
 
+from dataclasses import replace
+
 import polars as pl
 import pytest
 
@@ -180,3 +182,17 @@ def test_a_generation_in_a_line():
     switches = [switch(104.0, unfinished=0), switch(104.0, unfinished=2, total_s=0.75)]
     text = collect.describe(generation(4, requests, switches))
     assert text == "generated 10 tokens in 12.5 s, 2 responses; tp1 -> tp2 at 2 unfinished in 0.75 s"
+
+
+def test_a_slow_machine_is_taken_into_account(tmp_path):
+    requests = [request(key, 100.0, 101.0 + key, total) for key, total in TOTAL.items()]
+    made = switch(100.75, live=LIVE, saving=2.0, cost=0.5)
+    curve, none = Curve((0, 1), (0.02, 0.03)), Curve((0, 1), (0.0, 0.0))
+    decode = DecodeModel({**PREDICTOR.decode.by_batch, 2: curve}, {**PREDICTOR.decode.by_context, 2: none})
+    seconds = 3 * 0.04  # three times what the model says of a batch of two
+    steps = [{"start": 102.0 + i, "tp": 2, "batch": 2, "context": 20, "seconds": seconds} for i in range(4)]
+    table = collected(
+        tmp_path, [generation(1, requests, [made], steps)], [METRICS], 3, replace(PREDICTOR, decode=decode)
+    )["switches"]
+    took_s = max(101.0 + key for replica in LIVE for key, *_ in replica) - 100.75
+    assert table["realised_saving_s"].to_list() == [pytest.approx(3 * stays_s(LIVE, TOTAL) - took_s)]
