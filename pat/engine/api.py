@@ -64,6 +64,7 @@ class Engine(sg.Engine):
         deadline_s: float = 60.0,
         **kwargs,
     ) -> None:
+        sg.check()
         for option, reason in REFUSED.items():
             if kwargs.get(option) not in (None, False, 1, "null"):
                 raise ValueError(f"{option}={kwargs[option]!r} is not supported: {reason}")

@@ -7,6 +7,7 @@ nothing in an engine that was not started by ``pat.Engine``. The names that it t
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 from pat.engine import groups
@@ -23,14 +24,17 @@ ROUTE = "pat_route"  # for the data-parallel controller alone: requests go to th
 
 
 def register() -> None:
-    """Register all hooks; called by SGLang once a process, before anything is built."""
+    """Register all hooks; called by SGLang once a process, before anything is built.
+
+    Nothing to do in the detokenizer, which is known by what it has not imported: it starts in a second, and would
+    take ten with the scheduler.
+    """
     settings = Settings.from_environment()
-    if settings is None:
+    if settings is None or "sglang.srt.managers.scheduler" not in sys.modules:
         return
     on_cpu = not environment.has_accelerator()
     if on_cpu:
         environment.add_stubs()
-    sg.check()
     hook, kind = sg.HookRegistry.register, sg.HookType
     hook(sg.path("Scheduler"), scheduler_class(settings), kind.REPLACE)
     hook(

@@ -77,7 +77,7 @@ def overrides(cfg, experiment: Path, arm: str, out: Path, ray_folder: str) -> di
     if not environment.has_accelerator():
         values |= {
             "trainer.device": "cpu",
-            "ray_kwargs.ray_init.num_cpus": 16,  # logical: verl's actors ask for one each and mostly wait
+            "ray_kwargs.ray_init.num_cpus": 8,  # logical: verl's actors ask for one each and mostly wait
             "+ray_kwargs.ray_init.num_gpus": cfg.ranks,  # logical
         }
     settings = rollout_settings(cfg, experiment, arm, out)

@@ -18,6 +18,9 @@ MODELS = ("llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 
 
 def has_accelerator() -> bool:
+    """Whether torch finds one; without a device file there is none, and torch need not be imported to know."""
+    if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")):
+        return False
     import torch
 
     return torch.cuda.is_available()
