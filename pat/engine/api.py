@@ -7,19 +7,17 @@ import os
 import shutil
 import socket
 import time
-import uuid
-from pathlib import Path
 
 import polars as pl
-import psutil
 
 from pat.engine import sglang_api as sg
 from pat.engine.board import Board
 from pat.engine.controller import Controller
 from pat.engine.cpu import environment
 from pat.engine.errors import SwitchError, SwitchUndone
-from pat.engine.plugin import ROUTE, SWITCH
+from pat.engine.plugin import SWITCH
 from pat.engine.settings import VARIABLE, Settings
+from pat.engine.shared import shared_folder
 from pat.engine.switch import PHASES
 from pat.layout import Layout
 from pat.policy import Decision, Policy
@@ -37,6 +35,7 @@ REFUSED = {
     "lora_paths": "adapters are sharded apart from the weights",
     "enable_lora": "adapters are sharded apart from the weights",
     "disable_radix_cache": "moved KV enters through the radix cache",
+    "page_size": "KV moves by the token",
     "disaggregation_mode": "prefill and decode must share the ranks",
 }
 
@@ -66,14 +65,15 @@ class Engine(sg.Engine):
     ) -> None:
         sg.check()
         for option, reason in REFUSED.items():
-            if kwargs.get(option) not in (None, False, 1, "null"):
-                raise ValueError(f"{option}={kwargs[option]!r} is not supported: {reason}")
+            value = kwargs.get(option)
+            if value is True or value not in (None, False, 1, "null"):
+                raise ValueError(f"{option}={value!r} is not supported: {reason}")
         tp_sizes, ranks = tuple(sorted(set(tp_sizes))), ranks or max(tp_sizes)
         if tp_sizes[0] != 1:
             raise ValueError(f"tp_sizes={tp_sizes}: the smallest must be 1, which holds the weights that all use")
         for tp in tp_sizes:
             Layout(ranks, tp)  # raises if it does not divide
-        shared = _shared_directory()
+        shared = shared_folder("engine")
         self.settings = Settings(ranks, tp_sizes, f"tcp://127.0.0.1:{_free_port()}", str(shared), deadline_s)
         self.layout = Layout(ranks, 1)
         self.max_new_tokens = max_new_tokens
@@ -91,6 +91,9 @@ class Engine(sg.Engine):
         os.environ.update(variables)
         try:
             super().__init__(**arguments)
+        except BaseException:
+            shutil.rmtree(shared, ignore_errors=True)
+            raise
         finally:
             for key, value in saved.items():
                 os.environ.pop(key) if value is None else os.environ.__setitem__(key, value)
@@ -111,6 +114,7 @@ class Engine(sg.Engine):
     async def async_generate(self, *args, **kwargs):
         if self.controller:
             self.controller.start()
+            return await self.controller.alongside(super().async_generate(*args, **kwargs))
         return await super().async_generate(*args, **kwargs)
 
     async def begin_iteration(self) -> None:
@@ -174,7 +178,7 @@ class Engine(sg.Engine):
             old = self.layout
             if tp == old.tp:
                 return {}
-            epoch = 1 + int(self.boards[0].header["epoch"][0])
+            epoch = 1 + self.boards[0].epoch
             message = sg.SetInternalStateReq(
                 server_args={
                     SWITCH: tp,
@@ -183,20 +187,16 @@ class Engine(sg.Engine):
                 }
             )
             asked = time.monotonic()
-            deadline_s = (len(PHASES) + 1) * self.settings.deadline_s
+            deadline_s = self.settings.switch_deadline_s
             try:
                 done = await asyncio.wait_for(self.tokenizer_manager.set_internal_state(message), deadline_s)
             except TimeoutError:
-                silent = [r for r, b in enumerate(self.boards) if int(b.header["epoch"][0]) < epoch]
+                silent = [rank for rank, board in enumerate(self.boards) if board.epoch < epoch]
                 raise SwitchError(
                     f"switch to tp {tp}: ranks {silent} did not answer within {deadline_s:.0f} s; "
                     "the engine cannot go on"
                 ) from None
             if not all(done):
-                sg.sock_send(
-                    self.tokenizer_manager.send_to_scheduler,
-                    sg.SetInternalStateReq(server_args={ROUTE: old.tp}),
-                )
                 raise SwitchUndone(f"switch to tp {tp} was undone: {self.boards[0].read_switch()['error']}")
             self.layout = Layout(self.settings.ranks, tp)
             record = self._record(asked, decision, rows)
@@ -234,11 +234,14 @@ class Engine(sg.Engine):
         """
         if self.layout.tp != 1:
             raise RuntimeError(f"weights are updated at tp 1, not at tp {self.layout.tp}: call end_iteration first")
-        if self.progress()[0]:
+        for _ in range(100):  # a rank shows that it has nothing left just after its last answer has arrived
+            if not self.progress()[0]:
+                break
+            await asyncio.sleep(0.01)
+        else:
             raise RuntimeError(f"weights cannot change under {self.progress()[0]} unfinished requests")
-        result = await self.tokenizer_manager.update_weights_from_disk(
-            sg.UpdateWeightFromDiskReqInput(model_path=str(path))
-        )
+        update = self.tokenizer_manager.update_weights_from_disk(sg.UpdateWeightFromDiskReqInput(model_path=str(path)))
+        result = await asyncio.wait_for(update, self.settings.switch_deadline_s)
         if not result[0]:
             raise RuntimeError(f"SGLang refused the weights in {path}: {result[1]}")
 
@@ -247,18 +250,6 @@ class Engine(sg.Engine):
             super().shutdown()
         finally:
             shutil.rmtree(self.settings.path, ignore_errors=True)
-
-
-def _shared_directory() -> Path:
-    """A new folder in shared memory for this process; folders of processes that were killed are removed."""
-    root = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp")
-    for folder in root.glob("pat-engine-*"):
-        pid = folder.name.split("-")[2]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
-    folder = root / f"pat-engine-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    folder.mkdir()
-    return folder
 
 
 def _free_port() -> int:

@@ -6,9 +6,9 @@ sending a message, so that the policy sees the whole group's state at a cost of 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +35,7 @@ LIVE = np.dtype([("key", "i8"), ("prompt", "i8"), ("generated", "i8")])
 
 def request_key(rid: str) -> int:
     """What stands for a request id on a board."""
-    return zlib.crc32(rid.encode())
+    return int.from_bytes(hashlib.blake2b(rid.encode(), digest_size=8).digest(), "big") >> 1
 
 
 class Board:
@@ -78,9 +78,19 @@ class Board:
         if len(data) > RECORD_BYTES:
             raise ValueError(f"switch record of {len(data)} bytes does not fit {RECORD_BYTES}")
         self.record[: len(data)] = np.frombuffer(data, dtype=np.uint8)
-        self.header["record"], self.header["tp"], self.header["epoch"] = len(data), tp, epoch
+        self.header["record"], self.header["tp"] = len(data), tp
+        self.header["epoch"] = epoch  # last: who sees it may read the rest
 
     # --- read by the engine --------------------------------------------------------------------------------
+    @property
+    def tp(self) -> int:
+        return int(self.header["tp"][0])
+
+    @property
+    def epoch(self) -> int:
+        """The last switch that this rank has been through, be it done or undone."""
+        return int(self.header["epoch"][0])
+
     @property
     def live_count(self) -> int:
         return int(self.header["live"][0])

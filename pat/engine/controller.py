@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from pat.engine.errors import SwitchUndone
@@ -32,9 +33,13 @@ class Controller:
         self.begin()
 
     def begin(self) -> None:
-        """A new generation stage: counters of the limits start again."""
-        self.switches, self.switch_s, self.started = 0, 0.0, None
+        """A new generation stage."""
         self.decision_s: list[float] = []  # what each decision took, seconds
+        self._reset_limits()
+
+    def _reset_limits(self) -> None:
+        """Nothing is left to generate: what comes next may be switched as often, and a switch be tried again."""
+        self.switches, self.switch_s, self.started = 0, 0.0, None
         self._decided_at: tuple[int, int] = (0, 0)
         self._last_live = 0
         self._given_up = False  # after a switch that had to be undone
@@ -61,6 +66,18 @@ class Controller:
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
+    async def alongside(self, generation: Awaitable):
+        """The result of ``generation``; raises at once what ends this controller, if that comes first.
+
+        After a switch that did not end no request would ever be answered.
+        """
+        work, task = asyncio.ensure_future(generation), self.task
+        await asyncio.wait({work, task}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done() and not task.cancelled():
+            work.cancel()
+            task.result()
+        return await work
+
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(POLL_S)
@@ -71,7 +88,10 @@ class Controller:
         """Whether something happened that the policy should see."""
         live, steps = self.engine.progress()
         arriving, self._last_live = live > self._last_live, live
-        if not live or arriving or self._given_up:  # idle, or a batch is still coming in
+        if not live:
+            self._reset_limits()
+            return False
+        if arriving or self._given_up:  # a batch is still coming in
             return False
         decided_live, decided_steps = self._decided_at
         if steps < decided_steps:  # a wider layout has fewer leaders, over whom steps are counted

@@ -2,8 +2,8 @@
 
 
 class SwitchError(RuntimeError):
-    """A switch did not happen and the engine cannot go on."""
+    """A switch did not end and the engine cannot go on."""
 
 
-class SwitchUndone(SwitchError):
+class SwitchUndone(RuntimeError):
     """A switch failed before it took effect: generation goes on in the old layout. The message says why."""

@@ -6,6 +6,10 @@ each scheduler process is started as a replica of tp 1 and additionally holds th
 
 from __future__ import annotations
 
+from datetime import timedelta
+
+import torch.distributed as dist
+
 from pat.engine import sglang_api as sg
 from pat.engine.settings import Settings
 from pat.layout import Layout
@@ -41,6 +45,8 @@ class Groups:
             sg.initialize_model_parallel()  # SGLang's own builder, once, at the full width
         built = {name: parallel._stamp[name] for name in TP_GROUPS + SINGLE_GROUPS if name in parallel._stamp}
         self.world = built["tp_group"]
+        # SGLang gives its own CPU groups two hours; a rank that is gone must be noticed within the deadline.
+        self.votes = dist.new_group(backend="gloo", timeout=timedelta(seconds=settings.deadline_s))
         for tp in sorted(set(settings.tp_sizes) | {1}):
             layout = Layout(settings.ranks, tp)
             group = (

@@ -18,9 +18,8 @@ from pat.engine.cpu.allreduce import SharedMemoryCollectives, supported
 from pat.engine.settings import Settings
 from pat.layout import Layout
 
-# Keys of the SetInternalStateReq messages (values are numbers) that PAT sends.
-SWITCH = "pat_tp"  # a switch to this tp, with pat_epoch and pat_migrate (0: recompute); every rank answers
-ROUTE = "pat_route"  # for the data-parallel controller alone: requests go to the leaders of this tp
+# Key of a SetInternalStateReq (its values are numbers) that is a switch; others are pat_epoch and pat_migrate.
+SWITCH = "pat_tp"
 
 
 def register() -> None:
@@ -90,6 +89,7 @@ def scheduler_class(settings: Settings) -> type:
                 int(values["pat_epoch"]),
                 "migrate" if values["pat_migrate"] else "recompute",
             )
+            self._show_live(self.running_batch)  # of the new layout, before anybody can decide on it
             return sg.SetInternalStateReqOutput(updated=done)
 
         def send_abort_output(self, abort_req, req) -> None:
@@ -135,26 +135,41 @@ def scheduler_class(settings: Settings) -> type:
 
 
 class RouteToLeaders:
-    """In the data-parallel controller: after a switch passes by, work and control go to the new leaders only.
+    """In the data-parallel controller: work and control go to leaders; followers get them by broadcast.
 
-    Messages are handled one by one here, so a request sent before the switch reaches its rank before it and a
-    request sent after it reaches a leader. Followers receive everything through their leader's broadcast.
+    Messages are handled one by one here, so this is where a switch is a point in time for all of them: what came
+    before it has been sent to the old leaders, and nothing that comes after it is sent before all ranks are through.
+    A rank reads its socket empty at once; sent earlier, a request would be read under the old layout.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
     def __call__(self, original, controller, message):
+        original(controller, message)
         values = getattr(message, "server_args", None)
-        values = values if isinstance(values, dict) else {}
-        if ROUTE not in values:
-            original(controller, message)
-        tp = values.get(SWITCH, values.get(ROUTE))
-        if tp is not None:
-            leaders = Layout(self.settings.ranks, int(tp)).leaders
+        if isinstance(values, dict) and SWITCH in values:
+            tp = self._wait_for_ranks(int(values["pat_epoch"]))
+            leaders = Layout(self.settings.ranks, tp).leaders
             controller.status = [rank in leaders for rank in range(self.settings.ranks)]
             controller._refresh_active_workers()
             controller.round_robin_counter = 0
+
+    def _wait_for_ranks(self, epoch: int) -> int:
+        """The tp that the ranks have after switch ``epoch``, which may have been undone.
+
+        Raises TimeoutError naming the ranks that are not through; SGLang then ends the engine.
+        """
+        boards = [Board.open(self.settings.path, rank) for rank in range(self.settings.ranks)]
+        deadline = time.monotonic() + self.settings.switch_deadline_s
+        while time.monotonic() < deadline:
+            missing = [rank for rank, board in enumerate(boards) if board.epoch < epoch]
+            if not missing:
+                return boards[0].tp
+            time.sleep(1e-3)
+        raise TimeoutError(
+            f"ranks {missing} were not through switch {epoch} in {self.settings.switch_deadline_s:.0f} s"
+        )
 
 
 def fill_in_seeds(original, cls, batch, vocab_size):

@@ -26,6 +26,11 @@ class Settings:
     deadline_s: float
 
     @property
+    def switch_deadline_s(self) -> float:
+        """Longest that a whole switch may take, waiting for the end of a step included, seconds."""
+        return 7 * self.deadline_s
+
+    @property
     def path(self) -> Path:
         return Path(self.directory)
 

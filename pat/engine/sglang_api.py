@@ -85,7 +85,6 @@ NAMES = {
         ("model_path",),
     ),
     "sock_recv": ("sglang.srt.managers.io_struct.sock_recv", ()),
-    "sock_send": ("sglang.srt.managers.io_struct.sock_send", ()),
     "set_random_seed": ("sglang.srt.utils.set_random_seed", ("seed",)),
 }
 

@@ -57,7 +57,7 @@ class Switcher:
         self.runner = scheduler.tp_worker.model_runner
         self.layout = Layout(settings.ranks, 1)
         self.epoch = 0
-        self.cpu_group = groups.world.cpu_group
+        self.votes = groups.votes
         self.pool = Pool(self.runner.token_to_kv_pool, self.runner.model_config.get_total_num_kv_heads())
         self.models = {1: self.runner.model}
         for tp in settings.tp_sizes:
@@ -86,8 +86,10 @@ class Switcher:
             self._phase("agree", lambda: self._agree(tp, epoch, kv))
             if old != new:
                 locations = self._phase("quiesce", self._quiesce)
-                requests = self._phase("collect", lambda: self._collect(locations, kv))
-                plan = self._phase("move", lambda: self._move(new, requests, locations))
+                mine = self._phase("collect", lambda: self._pack(locations, kv))
+                requests = self._phase("collect", lambda: self._gather(mine))
+                plan, exchange = self._phase("move", lambda: self._prepare(new, requests, locations))
+                self._phase("move", lambda: self._exchange(new, exchange))
                 self._phase("rebind", lambda: self._rebind(new), vote=False)
                 self._phase("resume", lambda: self._resume(plan), vote=False)
         except SwitchAborted as error:
@@ -99,7 +101,10 @@ class Switcher:
         return record.error is None
 
     def _phase(self, name: str, work, vote: bool = True):
-        """Run one phase, time it, and (before rebind) let all ranks agree that it went well everywhere."""
+        """Run a phase or a part of one, time it, and (before rebind) let all ranks agree that it went well everywhere.
+
+        What can fail on one rank alone has a vote of its own before the ranks exchange anything.
+        """
         error, result = None, None
         if vote:
             try:
@@ -108,7 +113,7 @@ class Switcher:
                 log.exception("PAT rank %d failed in phase %s", self.rank, name)
                 error = f"rank {self.rank}, phase {name}: {type(exception).__name__}: {exception}"
             errors = [None] * self.settings.ranks
-            dist.all_gather_object(errors, error, group=self.cpu_group)
+            dist.all_gather_object(errors, error, group=self.votes)
             failed = [e for e in errors if e]
         else:
             result, failed = work(), []
@@ -118,10 +123,10 @@ class Switcher:
         return result
 
     def _agree(self, tp: int, epoch: int, kv: str) -> None:
+        told = [None] * self.settings.ranks
+        dist.all_gather_object(told, (tp, epoch, kv, self.layout.tp), group=self.votes)
         if tp not in self.models:
             raise ValueError(f"tp {tp} is not one of this engine's sizes {sorted(self.models)}")
-        told = [None] * self.settings.ranks
-        dist.all_gather_object(told, (tp, epoch, kv, self.layout.tp), group=self.cpu_group)
         if len(set(told)) > 1:
             raise ValueError(f"ranks disagree on (tp, epoch, kv, present tp): {told}")
         if epoch != self.epoch + 1:
@@ -132,24 +137,28 @@ class Switcher:
         self.scheduler.pause_generation(sg.PauseGenerationReqInput(mode="retract"))
         return locations
 
-    def _collect(self, locations: dict[str, torch.Tensor], kv: str) -> list[Unfinished]:
-        """Every unfinished request of the group, in the same order on all ranks."""
+    def _pack(self, locations: dict[str, torch.Tensor], kv: str) -> bytes:
+        """This replica's unfinished requests, from its leader."""
         kv_tokens = {rid: len(where) for rid, where in locations.items()} if kv == "migrate" else {}
-        mine = unfinished.pack(self.scheduler.waiting_queue, kv_tokens) if self.is_leader else b""
+        return unfinished.pack(self.scheduler.waiting_queue, kv_tokens) if self.is_leader else b""
+
+    def _gather(self, mine: bytes) -> list[Unfinished]:
+        """Every unfinished request of the group, in the same order on all ranks."""
         packed = [b""] * self.settings.ranks
-        dist.all_gather_object(packed, mine, group=self.cpu_group)
+        dist.all_gather_object(packed, mine, group=self.votes)
         return [
             request
             for replica, leader in enumerate(self.layout.leaders)
             for request in unfinished.unpack(packed[leader], replica)
         ]
 
-    def _move(
+    def _prepare(
         self, new: Layout, requests: list[Unfinished], locations: dict[str, torch.Tensor]
-    ) -> list[tuple[Unfinished, int, torch.Tensor | None]]:
-        """Deal the requests to the new replicas and move their KV.
+    ) -> tuple[list[tuple[Unfinished, int, torch.Tensor | None]], Exchange | None]:
+        """Deal the requests to the new replicas and make room for their KV.
 
-        Returns what this rank takes over: (request, tokens of its shared prefix, pool locations of the rest).
+        Returns what this rank takes over (request, tokens of its shared prefix, pool locations of the rest), and
+        the exchange that brings their KV, None if there is none to bring.
         """
         scheduler, record, rank = self.scheduler, self._record, self.rank
         targets = unfinished.assign(requests, new.dp)
@@ -174,19 +183,20 @@ class Switcher:
         record.unfinished = len(requests)
         record.kv_tokens_moved = sum(move.tokens for move in moves)
         record.kv_tokens_recomputed = sum(r.length for r in requests if not r.kv_tokens and r.req.output_ids)
-        if moves:
-            kv_heads = self.pool.kv_heads
-            exchange = Exchange(self.layout, new, rank, kv_heads, moves, here, there)
-            begin = time.monotonic()
-            heads = len(self.layout.kv_heads(rank, kv_heads)), len(new.kv_heads(rank, kv_heads))
-            for layer in range(self.pool.layers):
-                record.bytes_moved += exchange.run_layer(
-                    self.pool.layer(layer, heads[0]),
-                    self.pool.layer(layer, heads[1]),
-                    self.groups.world.device_group,
-                )
-            record.exchange_s = time.monotonic() - begin
-        return plan
+        if not moves:
+            return plan, None
+        return plan, Exchange(self.layout, new, rank, self.pool.kv_heads, moves, here, there)
+
+    def _exchange(self, new: Layout, exchange: Exchange | None) -> None:
+        """Move the KV, layer by layer; every rank or none has something to exchange."""
+        if exchange is None:
+            return
+        begin = time.monotonic()
+        heads = [len(layout.kv_heads(self.rank, self.pool.kv_heads)) for layout in (self.layout, new)]
+        for layer in range(self.pool.layers):
+            old_kv, new_kv = (self.pool.layer(layer, count) for count in heads)
+            self._record.bytes_moved += exchange.run_layer(old_kv, new_kv, self.groups.world.device_group)
+        self._record.exchange_s = time.monotonic() - begin
 
     def _rebind(self, new: Layout) -> None:
         """Point SGLang at the new layout: context, groups, model, pool, sockets."""

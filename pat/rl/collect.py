@@ -1,4 +1,4 @@
-"""What an arm's generations and verl's metrics say, as the stage's Parquet files (schemas in docs of each function)."""
+"""What an arm's generations and verl's metrics say, as Parquet (schemas: REQUESTS, SWITCHES, ITERATIONS)."""
 
 from __future__ import annotations
 

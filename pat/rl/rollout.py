@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import ray
 import torch
 from safetensors.torch import save_file
 
+from pat.engine.shared import shared_folder
 from pat.rl import verl_api as verl
 from pat.rl.server import Server
 
@@ -98,7 +98,7 @@ class Adapter(verl.BaseRollout):
             for _ in _full_tensors(weights):
                 pass
             return
-        folder = Path(tempfile.mkdtemp(prefix="pat-weights-", dir=_shared_memory()))
+        folder = shared_folder("weights")
         try:
             for number, bucket in enumerate(_buckets(_full_tensors(weights))):
                 save_file(bucket, folder / f"model-{number:05d}.safetensors")
@@ -108,10 +108,6 @@ class Adapter(verl.BaseRollout):
             await self.server.load_weights.remote(str(folder), global_steps)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _shared_memory() -> str | None:
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def _full_tensors(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -89,6 +89,7 @@ class Server:
                 self.settings.deadline_s,
             )
         except TimeoutError:
+            self.engine.tokenizer_manager.abort_request(rid=request_id)
             request.error = f"no answer within {self.settings.deadline_s:g} s (deadline_s)"
             raise
         except Exception as error:

@@ -31,7 +31,7 @@ class Settings(BaseModel):
     lengths: tuple[int, ...] | None = None
     """Replayed response lengths, tokens; None: natural."""
     deadline_s: float = 1800.0
-    """Seconds without any progress after which an iteration fails."""
+    """Longest that a request of an iteration may take, seconds; then the iteration fails."""
     kv_tokens: int | None = None
     """Size of one rank's KV cache at tp 1, tokens; None: what SGLang finds room for."""
     log: Path | None = None

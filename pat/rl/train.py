@@ -20,7 +20,7 @@ from pat.rl import collect, job
 
 POLL_S = 0.5
 START_S = 600.0  # longest that Ray, verl and SGLang may take to start, seconds
-END_S = 30.0  # longest that a process may take to end when asked, seconds
+END_S = 10.0  # longest that a process may take to end when asked, seconds; Slurm kills after 30
 
 
 class TrainingFailed(RuntimeError):
@@ -43,6 +43,7 @@ def run(cfg, experiment: Path, arm: str) -> None:
         command = job.command(job.overrides(cfg, experiment, arm, out, ray_folder))
         _run(command, job.variables(out), cfg, arm, out)
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm repeats it; the clean-up must end
         _end(_processes_of(ray_folder))
         shutil.rmtree(ray_folder, ignore_errors=True)
     predictor = experiment / "predictor" / "model.json" if arm == "pat" else None
@@ -81,7 +82,8 @@ class Progress:
 
     def __init__(self, arm: str, iterations: int, out: Path) -> None:
         self.arm, self.iterations, self.out = arm, iterations, out
-        self.generated = self.done = 0
+        self.done = 0
+        self._seen: set[str] = set()  # generations that were shown
         self._started = self._moved = time.monotonic()
         self._first_done: float | None = None
 
@@ -91,9 +93,11 @@ class Progress:
         return time.monotonic() - self._moved
 
     def show(self) -> None:
-        for generation in collect.generations(self.out)[self.generated :]:
-            self.generated += 1
-            self._say(generation["iteration"], collect.describe(generation))
+        for file in sorted((self.out / "rollout").glob("*.json")):
+            if file.name not in self._seen:
+                self._seen.add(file.name)
+                generation = json.loads(file.read_text())
+                self._say(generation["iteration"], collect.describe(generation))
         for line in collect.verl_lines(self.out)[self.done :]:
             self.done += 1
             now = time.monotonic()

@@ -97,6 +97,26 @@ def test_requests_that_arrive_while_wide_are_answered_right(driver):
     assert ids(outputs) == [driver.reference.greedy(job.prompt, job.tokens) for job in late]
 
 
+@pytest.mark.parametrize("tp", [2, 1])
+def test_requests_sent_in_the_same_moment_as_a_switch_are_answered_once(driver, tp):
+    early, late = jobs((60, 60, 60)), jobs((20, 30, 20, 30))
+    driver.engine.switch(3 - tp)
+
+    async def at_once():
+        switch = asyncio.ensure_future(driver.engine.async_switch(tp))
+        work = []
+        for job in late:
+            work.append(asyncio.ensure_future(driver.request(job, 0.0)))
+            await asyncio.sleep(0)
+        await switch
+        outputs.extend(await asyncio.gather(*work))
+
+    outputs = []
+    answers = driver.run(early, switches=[(6, 3 - tp, "migrate")], during=at_once)
+    for requests, got in ((early, answers), (late, outputs)):
+        assert ids(got) == [driver.reference.greedy(job.prompt, job.tokens) for job in requests]
+
+
 def test_an_abort_while_wide_ends_one_request_and_no_other(driver):
     kept, aborted = jobs((40, 400))
 

@@ -1,0 +1,25 @@
+"""Folders in shared memory that do not outlive the process that made them for long."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+import psutil
+
+
+def shared_folder(purpose: str) -> Path:
+    """A new folder in shared memory (or /tmp) for this process.
+
+    Whoever makes it removes it; what processes that were killed have left of the same purpose is removed here.
+    """
+    root = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp")
+    for folder in root.glob(f"pat-{purpose}-*"):
+        pid = folder.name.split("-")[2]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
+    folder = root / f"pat-{purpose}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    folder.mkdir()
+    return folder
