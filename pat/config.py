@@ -85,6 +85,10 @@ class Profile(Section):
     """Times that everything is measured again."""
 
 
+# Tokens that a request generates while switches are timed under it (pat.profile).
+SWITCHED_TOKENS = 36
+
+
 class Policy(Section):
     margin: Annotated[Number, Field(ge=0)] = 0.1
     """Switch only if the predicted saving is above the predicted cost x (1 + margin)."""

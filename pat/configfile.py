@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from pat.config import Config, File
+from pat.config import SWITCHED_TOKENS, Config, File
 from pat.model import BUILTIN, ModelSpec, UnsupportedModel, heads_for
 from pat.problems import ConfigError, Problem, shown, translate
 
@@ -118,6 +118,20 @@ def _rollout(config: Config) -> Iterator[Problem]:
     if rollout.kv_tokens < longest:
         sum_ = f"rollout.max_prompt + rollout.max_response = {longest}"
         yield Problem(("rollout", "kv_tokens"), str(rollout.kv_tokens), f"at least {sum_}, one request")
+    profile = config.profile
+    batch, context = max(profile.batches), max(profile.contexts)
+    merged = batch * max(config.tp_sizes)  # requests of the widest replica, which share a prompt
+    switched = (batch, min(profile.contexts)), (min(4, batch), context)  # see pat.profile.points
+    profiled = max(
+        context + merged * profile.steps, *(requests * (tokens + SWITCHED_TOKENS) for requests, tokens in switched)
+    )
+    if longest <= rollout.kv_tokens < profiled:
+        allowed = f"at least {profiled}, which the profile's batches and contexts fill at once"
+        yield Problem(("rollout", "kv_tokens"), str(rollout.kv_tokens), allowed)
+    for key in ("trainer.test_freq", "trainer.val_before_train"):
+        if key in train.extra:
+            problem = "no value: responses of a validation would be counted as an iteration's"
+            yield Problem(("train", "extra", key), str(train.extra[key]), problem)
     responses = rollout.prompts * rollout.samples
     if responses % config.ranks:
         allowed = f"such that rollout.prompts x rollout.samples is a multiple of ranks = {config.ranks}"

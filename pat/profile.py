@@ -18,6 +18,7 @@ from pathlib import Path
 import polars as pl
 
 from pat import provenance
+from pat.config import SWITCHED_TOKENS
 from pat.engine.switch import PHASES
 from pat.engine.trace import decode_steps, readmission_s
 
@@ -163,9 +164,8 @@ class Sampler:
             await self._measure_switch(point, repeat)
 
     async def _measure_switch(self, point: Switch, repeat: int) -> None:
-        tokens = 4 * (TOKEN_BEFORE_SWITCH + STEPS_AFTER_SWITCH) + 16
         prompts = [self._prompt(point.context) for _ in range(point.requests)]
-        generation = asyncio.ensure_future(self._generate(prompts, tokens))
+        generation = asyncio.ensure_future(self._generate(prompts, SWITCHED_TOKENS))
         for tp, back in ((point.other, 2), (point.tp, 3)):
             await self._wait_for(point.requests, back * (TOKEN_BEFORE_SWITCH + STEPS_AFTER_SWITCH), generation)
             marks = self.engine.step_marks()

@@ -60,6 +60,8 @@ REFUSED = [
     ({"rollout": {"prompts": 3, "samples": 3}}, "rollout.prompts: got 3", "a multiple of ranks = 2"),
     ({"rollout": {"lengths": [8, 999]}}, "rollout.lengths: got 999", "at most rollout.max_response = 320"),
     ({"rollout": {"lengths": [8, "x"]}}, "rollout.lengths.1: got 'x'", "integer"),
+    ({"rollout": {"kv_tokens": 1100}, "profile": {"batches": [1, 64]}}, "rollout.kv_tokens: got 1100", "profile"),
+    ({"train": {"extra": {"trainer.test_freq": 1}}}, "train.extra.trainer.test_freq: got 1", "validation"),
     ({"rollout": {"kv_tokens": 100}}, "rollout.kv_tokens: got 100", "at least"),
     ({"rollout": {"max_response": 8192, "kv_tokens": 9999}}, "rollout.max_response: got", "at most 8192"),
     ({"experiments": [1]}, "experiments: got [1]", "at least one"),
