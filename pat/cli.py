@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pat import config as schema
-from pat import configfile
 from pat.problems import ConfigError, Problem, shown
+
+if TYPE_CHECKING:  # every command imports what it needs: most are started often, and briefly
+    from pat.config import Section
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -23,8 +24,11 @@ Experiment = Annotated[str | None, typer.Option(help="Which experiment of the YA
 Out = Annotated[Path | None, typer.Option(help="Folder of the experiment; results/EXPERIMENT if left out.")]
 
 
-def _stage(stage: str, path: Path, experiment: str | None, out: Path | None) -> tuple[schema.Section, Path]:
+def _stage(stage: str, path: Path, experiment: str | None, out: Path | None) -> tuple[Section, Path]:
     """What ``stage`` reads of the configuration at ``path``, and the experiment's folder, made if need be."""
+    from pat import config as schema
+    from pat import configfile
+
     if path.suffix == ".json":
         if not path.is_file():
             raise ConfigError(Problem(("--config",), shown(str(path)), "a file that exists"))
@@ -125,6 +129,8 @@ def track(
 @app.command()
 def check(config: ConfigPath = DEFAULT) -> None:
     """Check a configuration file."""
+    from pat import configfile
+
     for name, experiment in configfile.load(config).items():
         for warning in configfile.warnings(experiment):
             typer.echo(f"warning: {warning}", err=True)
@@ -134,6 +140,8 @@ def check(config: ConfigPath = DEFAULT) -> None:
 @app.command()
 def where(config: ConfigPath = DEFAULT) -> None:
     """Say where the results of a configuration are."""
+    from pat import configfile
+
     for name in configfile.load(config):
         report = Path("results") / name / "report" / "index.html"
         typer.echo(f"Report of {name}: {report if report.exists() else 'not written yet'}")
@@ -151,6 +159,8 @@ def doctor(config: ConfigPath = DEFAULT) -> None:
 @app.command(name="schema")
 def print_schema() -> None:
     """Print the JSON schema of configuration files (kept as config/schema.json)."""
+    from pat import config as schema
+
     typer.echo(schema.json_schema(), nl=False)
 
 

@@ -31,11 +31,11 @@ def test_every_linked_file_exists():
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
-@pytest.mark.parametrize("command", re.findall(r"snakemake --profile local[^`\n]*", README))
-def test_every_local_snakemake_command_plans(command, tmp_path):
+@pytest.mark.parametrize("command", re.findall(r"snakemake --profile (?:local|slurm)[^`\n]*", README))
+def test_every_snakemake_command_plans(command, tmp_path):
     from tests.workflow.project import copy_project
 
-    words = command.split()
+    words = command.replace("my-cluster", "ci").split()
     words += [] if "-n" in words else ["-n"]
     done = subprocess.run(
         [sys.executable, "-m", *words], cwd=copy_project(tmp_path), capture_output=True, text=True, timeout=120

@@ -44,7 +44,7 @@ def run(cfg, experiment: Path, arm: str) -> None:
         _run(command, job.variables(out), cfg, arm, out)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm repeats it; the clean-up must end
-        _end(_processes_of(ray_folder))
+        _end(_processes_of(ray_folder), grace_s=0.5)  # verl has ended: its Ray has nothing left to save
         shutil.rmtree(ray_folder, ignore_errors=True)
     predictor = experiment / "predictor" / "model.json" if arm == "pat" else None
     collect.write(out, predictor, cfg.rollout.prompts * cfg.rollout.samples)
@@ -69,7 +69,7 @@ def _run(command: list[str], variables: dict[str, str], cfg, arm: str, out: Path
             if progress.still_s > limit_s:
                 raise TrainingFailed(_explain(f"{arm}: nothing has moved for {limit_s:.0f} s", log))
     finally:
-        _end(_tree(process.pid))
+        _end(_tree(process.pid), grace_s=END_S)
     progress.show()
     if process.returncode:
         raise TrainingFailed(_explain(f"{arm}: verl ended with status {process.returncode}", log))
@@ -144,12 +144,12 @@ def _processes_of(ray_folder: str) -> list[psutil.Process]:
     return found
 
 
-def _end(processes: list[psutil.Process]) -> None:
-    """End processes by pid: asked first, then killed."""
+def _end(processes: list[psutil.Process], grace_s: float) -> None:
+    """End processes by pid: asked first, then killed after ``grace_s`` seconds."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
-    _, alive = psutil.wait_procs(processes, timeout=END_S)
+    _, alive = psutil.wait_procs(processes, timeout=grace_s)
     for process in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

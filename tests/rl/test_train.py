@@ -177,12 +177,11 @@ def test_only_news_counts_as_movement(tmp_path, clock):
 
 
 # --- ending processes -------------------------------------------------------------------------
-def test_a_process_that_does_not_listen_is_killed(monkeypatch):
-    monkeypatch.setattr(train, "END_S", 0.2)
+def test_a_process_that_does_not_listen_is_killed():
     code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as deaf:
         assert deaf.stdout.readline() == "deaf\n"
-        train._end([psutil.Process(deaf.pid)])
+        train._end([psutil.Process(deaf.pid)], grace_s=0.2)
         assert gone(deaf.pid)
 
 
@@ -192,7 +191,7 @@ def test_a_process_that_listens_is_asked_first(tmp_path):
     note = tmp_path / "asked"
     with subprocess.Popen([sys.executable, "-c", code, str(note)], stdout=subprocess.PIPE, text=True) as polite:
         assert polite.stdout.readline() == "ready\n"
-        train._end([psutil.Process(polite.pid)])
+        train._end([psutil.Process(polite.pid)], grace_s=5.0)
     assert note.exists()
 
 
@@ -200,7 +199,7 @@ def test_processes_that_have_ended_by_themselves_are_no_trouble():
     ended = subprocess.Popen(["true"])
     process = psutil.Process(ended.pid)
     ended.wait(DEADLINE_S)
-    train._end([process])
+    train._end([process], grace_s=5.0)
     assert train._tree(ended.pid) == []
 
 

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[2]
 
 def copy_project(folder: Path) -> Path:
     """Copy what a run of the workflow reads into ``folder``, without any results."""
-    for name in ("Snakefile", "workflow", "config", "envs", "pat", "local"):
+    for name in ("Snakefile", "workflow", "config", "envs", "pat", "local", "slurm"):
         source = ROOT / name
         if source.is_dir() and not source.is_symlink():
             shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))

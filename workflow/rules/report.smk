@@ -36,7 +36,7 @@ rule report:
         "pat logged {log} report --config {input.config}"
 
 
-# The only writer of MLflow's database, one at a time: on a shared filesystem SQLite stands no more.
+# The only writer of MLflow's database. On a shared filesystem SQLite stands no second one: see the profiles.
 rule track:
     input:
         outcome,
