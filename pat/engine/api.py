@@ -21,6 +21,7 @@ from pat.engine.shared import shared_folder
 from pat.engine.switch import PHASES
 from pat.layout import Layout
 from pat.policy import Decision, Policy
+from pat.seam import SeamError
 
 environment.prepare()
 
@@ -97,6 +98,8 @@ class Engine(sg.Engine):
         finally:
             for key, value in saved.items():
                 os.environ.pop(key) if value is None else os.environ.__setitem__(key, value)
+        if not hasattr(self.tokenizer_manager, "rid_to_state"):
+            raise SeamError(f"SGLang's tokenizer manager keeps no rid_to_state: install sglang=={sg.seam.written_for}")
         loaded = len(list(shared.glob("plugin.*")))
         if loaded < ranks:  # SGLang only logs a plugin that fails
             self.shutdown()
@@ -137,6 +140,11 @@ class Engine(sg.Engine):
         """(live requests, steps so far) of the group."""
         leaders = [self.boards[rank] for rank in self.layout.leaders]
         return sum(board.live_count for board in leaders), sum(board.step_count for board in leaders)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests without an answer, those included that no rank has seen yet: a rank reads between steps only."""
+        return len(self.tokenizer_manager.rid_to_state)
 
     def live_rows(self) -> list[list[tuple[int, int, int]]]:
         """Unfinished requests of each replica: (key of the request id, prompt tokens, generated tokens)."""

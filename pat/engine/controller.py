@@ -91,7 +91,7 @@ class Controller:
         if not live:
             self._reset_limits()
             return False
-        if arriving or self._given_up:  # a batch is still coming in
+        if arriving or live < self.engine.in_flight or self._given_up:  # a batch is still coming in
             return False
         decided_live, decided_steps = self._decided_at
         if steps < decided_steps:  # a wider layout has fewer leaders, over whom steps are counted

@@ -17,6 +17,7 @@ class Engine:
     """Shows one (live requests, steps) of ``looks`` a look at its boards, and stays at the last one."""
 
     max_new_tokens = 64
+    in_flight = 0  # requests without an answer, as the main process counts them
 
     def __init__(self, looks, steps_follow_layout=False, switch_with=None):
         self.looks, self.look = looks, -1
@@ -247,3 +248,22 @@ def test_a_new_generation_starts_its_counters_again():
     controller.begin()
     assert (controller.switches, controller.switch_s, controller.decision_s) == (0, 0.0, [])
     assert controller.state([]).elapsed_s == 0.0
+
+
+def test_the_policy_waits_for_requests_that_no_rank_has_seen_yet():
+    # Ranks read between steps: during a long prefill they show the two requests that it began with.
+    class Busy(Engine):
+        @property
+        def in_flight(self):
+            return 6
+
+    async def main():
+        engine = Busy(lives(2, 2, 2, 2, 6, 6, 6))
+        policy = Policy(engine)
+        controller = Controller(engine, policy)
+        controller.start()
+        await asyncio.wait_for(engine.ended.wait(), DEADLINE_S)
+        await asyncio.wait_for(controller.stop(), DEADLINE_S)
+        return [len(state.live) for state in policy.states]
+
+    assert asyncio.run(main()) == [6]
