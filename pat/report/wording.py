@@ -1,5 +1,7 @@
 """The sentences of the report. Each follows from the numbers alone, also where they speak against PAT."""
 
+import polars as pl
+
 from pat.report.experiment import Experiment
 
 DASH = "\N{EN DASH}"
@@ -87,6 +89,9 @@ def cautions(experiment: Experiment, summary: dict) -> list[str]:
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in counts.items())
         notes.append(f"The arms ran unequal numbers of iterations ({listed}): their medians cover different prompts.")
+    if len(experiment.arms) > 1:
+        notes.append("The arms ran one after the other: what the machine did meanwhile is part of their difference.")
+    notes.append(_wide_from_the_start(experiment, summary))
     if experiment.not_run:
         notes.append(f"Configured but not run: {', '.join(experiment.not_run)}.")
     if differing := _differing_settings(experiment):
@@ -98,6 +103,26 @@ def cautions(experiment: Experiment, summary: dict) -> list[str]:
     if not any(node.get("devices") for node in experiment.hardware["nodes"]):
         notes.append("This machine has no accelerator: ranks are CPU processes. Nothing here was measured on a GPU.")
     return [note for note in notes if note]
+
+
+def _wide_from_the_start(experiment: Experiment, summary: dict) -> str:
+    """A note if pat did no more than take one size before any response had ended; else ""."""
+    pat = experiment.arms.get("pat")
+    if pat is None:
+        return ""
+    taken = set()
+    for iteration in summary["kept_iterations"]["pat"]:
+        live = pat.switches.filter((pl.col("iteration") == iteration) & (pl.col("unfinished") > 0))
+        samples = pat.iterations.filter(pl.col("iteration") == iteration)["samples"].item()
+        at_the_start = live.height == 1 and live["unfinished"].item() == samples
+        taken.add(f"tp{live['tp_to'].item()}" if at_the_start else None)
+    (size,) = taken if len(taken) == 1 else (None,)
+    if size is None or size not in experiment.arms:
+        return ""
+    return (
+        f"In every iteration counted, pat went to {size} before any response had ended, and stayed there. Apart from "
+        f"the switch it did what the arm {size} does: their difference is mostly the machine's."
+    )
 
 
 def _differing_settings(experiment: Experiment) -> list[str]:

@@ -1,5 +1,6 @@
 import json
 
+import polars as pl
 import pytest
 
 from pat.report import wording
@@ -76,6 +77,20 @@ def test_cautions_of_a_clean_experiment(tmp_path):
     assert "the same response lengths" in notes[1]
     assert any("no accelerator" in note for note in notes)
     assert not any("not matched" in note or "unequal" in note or "different settings" in note for note in notes)
+
+
+@pytest.mark.parametrize(("unfinished", "said"), [(len(LENGTHS), True), (len(LENGTHS) - 1, False)])
+def test_a_size_taken_from_the_start_is_told_from_a_switch_under_way(tmp_path, unfinished, said):
+    generation = {"tp1": (9.0, 4.0, 4.0), "tp2": (9.0, 4.0, 4.0), "pat": (9.0, 3.0, 3.0)}
+    write_experiment(tmp_path, generation)
+    file = tmp_path / "train" / "pat" / "switches.parquet"
+    switches = pl.read_parquet(file)
+    live = pl.when(pl.col("unfinished") > 0).then(unfinished).otherwise(0)
+    switches.with_columns(unfinished=live.cast(switches.schema["unfinished"])).write_parquet(file)
+    experiment = load(tmp_path)
+    notes = wording.cautions(experiment, summarise(experiment))
+    assert any("went to tp2 before any response had ended" in note for note in notes) == said
+    assert any("one after the other" in note for note in notes)
 
 
 def test_cautions_name_what_weakens_the_comparison(tmp_path):
