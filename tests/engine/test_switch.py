@@ -139,11 +139,12 @@ def test_an_abort_while_wide_ends_one_request_and_no_other(driver):
 
 
 def test_a_switch_without_room_for_the_kv_is_undone_and_loses_nothing(driver):
-    # 2 x 4 requests of ~150 tokens fill more than half of each rank's 1200: merged, they do not fit.
-    requests = jobs((170,) * 8)
+    # Two requests a rank, of at least 330 and at most 540 tokens: each rank's 1200 hold two of them, not four.
+    requests = jobs((520,) * 4)
 
     async def refused():
-        await driver.progress(140, 8)
+        await driver.progress(330, 4)
+        assert sum(len(replica) for replica in driver.engine.live_rows()) == 4
         with pytest.raises(SwitchUndone, match="no room for"):
             await driver.engine.async_switch(2, "migrate")
 
