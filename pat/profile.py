@@ -19,6 +19,7 @@ import polars as pl
 
 from pat import provenance
 from pat.config import SWITCHED_TOKENS
+from pat.engine.cpu import processes
 from pat.engine.switch import PHASES
 from pat.engine.trace import decode_steps, readmission_s
 
@@ -90,6 +91,7 @@ def points(cfg) -> Iterator[Decode | Prefill | Switch]:
 
 def run(cfg, experiment: Path) -> None:
     """Write ``profile/{decode,prefill,switch,transfer}.parquet`` and ``machine.json``; a line a point is printed."""
+    processes.warm()
     from pat.engine.api import Engine
 
     out = experiment / "profile"

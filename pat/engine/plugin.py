@@ -13,7 +13,7 @@ import time
 from pat.engine import groups
 from pat.engine import sglang_api as sg
 from pat.engine.board import Board, request_key
-from pat.engine.cpu import environment
+from pat.engine.cpu import environment, processes
 from pat.engine.cpu.allreduce import SharedMemoryCollectives, supported
 from pat.engine.settings import Settings
 from pat.layout import Layout
@@ -47,6 +47,7 @@ def register() -> None:
     hook(f"{controller}.send_control_message", RouteToLeaders(settings), kind.AROUND)
     hook(f"{sg.path('SamplingBatchInfo')}.from_schedule_batch", fill_in_seeds, kind.AROUND)
     if on_cpu:
+        hook(sg.path("set_envs_and_config"), lambda result, *_, **__: processes.use(), kind.AFTER)
         hook(f"{controller}.event_loop", controller_event_loop, kind.REPLACE)
         if supported():
             collectives = SharedMemoryCollectives(settings.path, settings.deadline_s)

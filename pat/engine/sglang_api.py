@@ -12,6 +12,7 @@ from pat.seam import Seam
 NAMES = {
     # process start-up and hooks
     "Engine": ("sglang.srt.entrypoints.engine.Engine", ()),
+    "set_envs_and_config": ("sglang.srt.entrypoints.engine._set_envs_and_config", ("server_args",)),
     "HookRegistry": ("sglang.srt.plugins.hook_registry.HookRegistry", ()),
     "HookType": ("sglang.srt.plugins.hook_registry.HookType", ()),
     "Scheduler": ("sglang.srt.managers.scheduler.Scheduler", ()),

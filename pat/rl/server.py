@@ -10,6 +10,7 @@ import json
 import os
 from pathlib import Path
 
+from pat.engine.cpu import processes
 from pat.policy import from_config
 from pat.rl import verl_api as verl
 from pat.rl.identity import Identities
@@ -27,6 +28,7 @@ class Server:
     def __init__(self, config, model_config, replica_rank: int, ranks: int, visible_devices: str) -> None:
         if visible_devices:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices
+        processes.warm()
         from pat.engine.api import Engine
 
         self.config = verl.omega_conf_to_dataclass(config)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pat.engine.cpu import environment
+from pat.engine.cpu import environment, processes
 
 environment.prepare()  # before anything imports transformers
 
@@ -144,6 +144,7 @@ def model_folder(tmp_path_factory):
 
 
 def start(folder, **options):
+    processes.warm()
     from pat.engine.api import Engine
 
     return Engine(model_path=folder, dtype="float32", skip_tokenizer_init=True, log_level="error", **options)
