@@ -133,7 +133,7 @@ class Config(Section):
     ranks: Positive
     """Processes (a GPU each, or a core) that generate together."""
     tp_sizes: Positives
-    """Tensor-parallel sizes that may be used; 1, where every iteration begins, and divisors of ranks."""
+    """Tensor-parallel sizes that may be used: divisors of ranks, each of the next. Iterations begin at the smallest."""
     arms: Annotated[tuple[Text, ...], Field(min_length=1)]
     """What is compared: tpK stays at tensor-parallel size K, pat switches by itself."""
     seed: Natural = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +100,13 @@ def _checks(config: Config) -> Iterator[Problem]:
 
 def _tp_and_arms(config: Config) -> Iterator[Problem]:
     divisors = [n for n in range(1, config.ranks + 1) if config.ranks % n == 0]
-    allowed = f"different divisors of ranks ({', '.join(map(str, divisors))}), 1 among them"
-    bad = [tp for tp in config.tp_sizes if tp not in divisors]
-    if bad or 1 not in config.tp_sizes or len(set(config.tp_sizes)) < len(config.tp_sizes):
+    allowed = f"different divisors of ranks ({', '.join(map(str, divisors))}), each of which divides the larger ones"
+    sizes = sorted(config.tp_sizes)
+    if (
+        not set(sizes) <= set(divisors)
+        or len(set(sizes)) < len(sizes)
+        or any(wide % narrow for narrow, wide in pairwise(sizes))
+    ):
         yield Problem(("tp_sizes",), shown(list(config.tp_sizes)), allowed)
         return  # the arms' names follow from the sizes
     arms = [*(f"tp{tp}" for tp in config.tp_sizes), "pat"]

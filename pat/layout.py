@@ -1,8 +1,9 @@
 """Which ranks form which replica at each tensor-parallel size, and who owns which KV heads (pure).
 
-Ranks 0..N-1 share a node. At tensor-parallel size ``tp`` they form ``N / tp`` replicas of ``tp`` consecutive
-ranks, so a wider replica is a union of narrower ones. From a base of tp 1 every rank holds every parameter,
-hence its shard at any tp lies inside what it already has and widening moves no weights between ranks.
+Ranks 0..N-1 share a node. Rank r's tensor-parallel rank at size ``tp`` is r * tp // N, whatever the size: its shard
+at a wider size lies inside its shard at every narrower size that divides it. So widening moves no weights between
+ranks, and the KV heads that a rank keeps are among those that it has. A replica is every (N / tp)-th rank, in
+ascending order as torch wants a group's ranks, and a wider replica is a union of narrower ones.
 """
 
 from __future__ import annotations
@@ -33,17 +34,20 @@ class Layout:
     @property
     def replicas(self) -> tuple[tuple[int, ...], ...]:
         """Ranks of each replica, in tp-rank order; the first is the replica's leader."""
-        return tuple(tuple(range(i * self.tp, (i + 1) * self.tp)) for i in range(self.dp))
+        return tuple(tuple(range(i, self.ranks, self.dp)) for i in range(self.dp))
 
     @property
     def leaders(self) -> tuple[int, ...]:
-        return tuple(range(0, self.ranks, self.tp))
+        return tuple(range(self.dp))
 
     def replica(self, rank: int) -> int:
-        return rank // self.tp
+        return rank % self.dp
 
     def tp_rank(self, rank: int) -> int:
-        return rank % self.tp
+        return rank // self.dp
+
+    def rank(self, replica: int, tp_rank: int) -> int:
+        return tp_rank * self.dp + replica
 
     def kv_heads(self, rank: int, kv_heads: int) -> range:
         """KV heads that ``rank`` holds of a model with ``kv_heads`` of them.

@@ -20,8 +20,8 @@ import polars as pl
 from pat import provenance
 from pat.config import SWITCHED_TOKENS
 from pat.engine.cpu import processes
-from pat.engine.switch import PHASES
 from pat.engine.trace import decode_steps, readmission_s
+from pat.engine.transaction import PHASES
 
 TOKEN_BEFORE_SWITCH = 2  # tokens that every request has generated when a measured switch happens
 STEPS_AFTER_SWITCH = 3  # tokens between two switches of a point
@@ -148,7 +148,7 @@ class Sampler:
 
     async def _warm_up(self) -> None:
         """First steps at each size allocate and start threads: not samples."""
-        for tp in (*self.cfg.tp_sizes, 1):
+        for tp in (*self.cfg.tp_sizes, min(self.cfg.tp_sizes)):
             await self.engine.async_switch(tp)
             await self._generate([self._prompt(16) for _ in range(self.cfg.ranks * 2)], 4)
 

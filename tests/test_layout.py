@@ -53,6 +53,36 @@ def test_a_wider_replica_is_a_union_of_narrower_ones(tp, wider, replicas):
 
 
 @settings(deadline=None)
+@given(
+    tp=st.integers(1, 4),
+    wider=st.integers(1, 4),
+    replicas=st.integers(1, 4),
+    size=st.integers(1, 6),
+    heads=st.integers(1, 8),
+)
+def test_what_a_rank_holds_when_wide_lies_inside_what_it_holds_when_narrow(tp, wider, replicas, size, heads):
+    ranks = tp * wider * replicas
+    narrow, wide = Layout(ranks, tp), Layout(ranks, tp * wider)
+    columns = size * wide.tp  # of a parameter that every size divides
+    for rank in range(ranks):
+        shards = [
+            set(range(x.tp_rank(rank) * columns // x.tp, (x.tp_rank(rank) + 1) * columns // x.tp))
+            for x in (wide, narrow)
+        ]
+        assert shards[0] <= shards[1]
+        kv_heads = heads * wide.tp
+        assert set(wide.kv_heads(rank, kv_heads)) <= set(narrow.kv_heads(rank, kv_heads))
+
+
+@settings(deadline=None)
+@given(layouts())
+def test_a_groups_ranks_ascend_since_torch_sorts_them(layout):
+    assert all(list(replica) == sorted(replica) for replica in layout.replicas)
+    for rank in range(layout.ranks):
+        assert layout.rank(layout.replica(rank), layout.tp_rank(rank)) == rank
+
+
+@settings(deadline=None)
 @given(tp=st.integers(1, 8), each=st.integers(1, 4), dp=st.integers(1, 3))
 def test_enough_kv_heads_are_divided_among_the_ranks_of_a_replica(tp, each, dp):
     layout, kv_heads = Layout(tp * dp, tp), tp * each
@@ -77,9 +107,9 @@ def attends_locally(layout: Layout, heads: int, kv_heads: int) -> bool:
         return False
     block = heads // layout.tp
     return all(
-        query * kv_heads // heads in layout.kv_heads(rank, kv_heads)
-        for rank in range(layout.tp)
-        for query in range(rank * block, (rank + 1) * block)
+        query * kv_heads // heads in layout.kv_heads(layout.rank(0, place), kv_heads)
+        for place in range(layout.tp)
+        for query in range(place * block, (place + 1) * block)
     )
 
 

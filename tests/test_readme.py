@@ -41,18 +41,3 @@ def test_every_snakemake_command_plans(command, tmp_path):
         [sys.executable, "-m", *words], cwd=copy_project(tmp_path), capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr[-3000:]
-
-
-@pytest.mark.engine
-def test_the_engine_example_runs(tmp_path):
-    from pat import configfile
-    from pat.assets import run
-    from pat.config import stage_config
-
-    run(stage_config(configfile.load(ROOT / "config" / "ci.yaml")["ci-qwen3"], "assets"), tmp_path)
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    script = tmp_path / "example.py"
-    script.write_text(example.replace("results/smollm2-gsm/model", str(tmp_path / "model")))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "Layout(ranks=2, tp=2)" in done.stdout

@@ -3,51 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import socket
 import time
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
 
 import polars as pl
 
+from pat.engine import records, refusals, watch
 from pat.engine import sglang_api as sg
 from pat.engine.board import Board
 from pat.engine.controller import Controller
 from pat.engine.cpu import environment
-from pat.engine.errors import SwitchError, SwitchUndone
+from pat.engine.errors import EngineDead, SwitchUndone
 from pat.engine.plugin import SWITCH
-from pat.engine.settings import VARIABLE, Settings
+from pat.engine.settings import KV_CHOICES, VARIABLE, KvCosts, Settings
 from pat.engine.shared import shared_folder
-from pat.engine.switch import PHASES
+from pat.engine.unsupported import Unsupported
+from pat.engine.weight_updates import WeightUpdates
 from pat.layout import Layout
+from pat.model import ModelSpec
 from pat.policy import Decision, Policy
 from pat.seam import SeamError
 
 environment.prepare()
 
-# Options of SGLang that PAT cannot carry across a switch, and why.
-REFUSED = {
-    "tp_size": "PAT sets it: give ranks= and tp_sizes=",
-    "dp_size": "PAT sets it: give ranks= and tp_sizes=",
-    "pp_size": "a pipeline stage holds other layers on every rank, so a shard of one is no shard of another",
-    "nnodes": "a switch moves KV inside one node; run one engine a node",
-    "quantization": "packed quantised weights cannot be viewed as a narrower shard",
-    "speculative_algorithm": "the draft model's state is not moved",
-    "lora_paths": "adapters are sharded apart from the weights",
-    "enable_lora": "adapters are sharded apart from the weights",
-    "disable_radix_cache": "moved KV enters through the radix cache",
-    "page_size": "KV moves by the token",
-    "disaggregation_mode": "prefill and decode must share the ranks",
-}
 
+class Engine(Unsupported, WeightUpdates, sg.Engine):
+    """``sglang.Engine`` on ``ranks`` ranks that starts at the smallest of ``tp_sizes`` and can switch to any of them.
 
-class Engine(sg.Engine):
-    """``sglang.Engine`` on ``ranks`` ranks that starts as tp 1 replicas and can switch to any of ``tp_sizes``.
-
+    tp_sizes: each must divide the next and the ranks; at the smallest the weights must fit a rank's memory.
+    ranks: by default the largest size.
     policy: decides when to switch and to what; None: only ``switch`` does.
     max_new_tokens: the cap on response length that the policy reckons with, tokens.
+    kv_costs: what a request's KV costs at a switch with kv="auto"; None: a guess from the model's shape.
     deadline_s: longest that a phase of a switch may take, seconds.
-    Other arguments are sglang.Engine's. Raises ValueError for an option that cannot be supported, saying why.
+    Other arguments are sglang.Engine's. Raises ValueError for an option or a model that cannot be supported, saying
+    why, before anything starts; EngineDead if a process ends while they start. From then on every call that waits
+    for the engine raises EngineDead when one of its processes ends.
 
         engine = pat.Engine(model_path="Qwen/Qwen3-0.6B", tp_sizes=(1, 2))
         engine.generate("The answer is", {"max_new_tokens": 64})
@@ -61,51 +57,82 @@ class Engine(sg.Engine):
         ranks: int | None = None,
         policy: Policy | None = None,
         max_new_tokens: int = 4096,
+        kv_costs: KvCosts | None = None,
         deadline_s: float = 60.0,
         **kwargs,
     ) -> None:
         sg.check()
-        for option, reason in REFUSED.items():
-            value = kwargs.get(option)
-            if value is True or value not in (None, False, 1, "null"):
-                raise ValueError(f"{option}={value!r} is not supported: {reason}")
-        tp_sizes, ranks = tuple(sorted(set(tp_sizes))), ranks or max(tp_sizes)
-        if tp_sizes[0] != 1:
-            raise ValueError(f"tp_sizes={tp_sizes}: the smallest must be 1, which holds the weights that all use")
-        for tp in tp_sizes:
-            Layout(ranks, tp)  # raises if it does not divide
+        refusals.check_options(kwargs)
+        tp_sizes, ranks = refusals.check_sizes(tp_sizes, ranks)
+        config = refusals.read_config(kwargs["model_path"], kwargs)
+        refusals.check_model(config, tp_sizes, ranks)
+        self.kv_costs = kv_costs or _guess_costs(config, kwargs.get("dtype"))
         shared = shared_folder("engine")
         self.settings = Settings(ranks, tp_sizes, f"tcp://127.0.0.1:{_free_port()}", str(shared), deadline_s)
-        self.layout = Layout(ranks, 1)
+        self.layout = Layout(ranks, self.settings.base)
         self.max_new_tokens = max_new_tokens
         self.switches: list[dict] = []
         self.boards = [Board.create(shared, rank) for rank in range(ranks)]
         self.switching = asyncio.Lock()
         self.controller = Controller(self, policy) if policy else None
-        # The overlap scheduler runs a step ahead of what is known of each request; a switch needs a step boundary.
-        fixed = {"dp_size": ranks, "tp_size": 1, "disable_overlap_schedule": True, "page_size": 1}
-        arguments = {"random_seed": 0} | environment.server_args() | kwargs | fixed
+        self.watch = watch.Watch(shared, self.boards)
+        self.init_tokenizer_manager_func = self._init_tokenizer_manager
+        fixed = {"dp_size": ranks // self.settings.base, "tp_size": self.settings.base, "page_size": 1}
+        try:
+            with self._variables():
+                super().__init__(**{"random_seed": 0} | environment.server_args() | kwargs | fixed)
+            self._take_over_processes()
+        except BaseException as error:
+            self.watch.settle()
+            self._clean_up()
+            if self.watch.death is not None and isinstance(error, Exception):
+                raise EngineDead(str(self.watch.death)) from error
+            raise
+
+    @contextlib.contextmanager
+    def _variables(self) -> Iterator[None]:
+        """The environment that SGLang's processes start with."""
         variables = {VARIABLE: self.settings.to_environment()}
+        variables["TQDM_DELAY"] = os.environ.get("TQDM_DELAY", "2")  # seconds; else a bar for every bucket of weights
         if not environment.has_accelerator():
-            variables |= environment.thread_binding(ranks)
+            variables |= environment.thread_binding(self.settings.ranks)
         saved = {key: os.environ.get(key) for key in variables}
         os.environ.update(variables)
         try:
-            super().__init__(**arguments)
-        except BaseException:
-            shutil.rmtree(shared, ignore_errors=True)
-            raise
+            yield
         finally:
             for key, value in saved.items():
                 os.environ.pop(key) if value is None else os.environ.__setitem__(key, value)
+
+    @classmethod
+    def _launch_scheduler_processes(cls, *args, **kwargs):
+        watch.take_sigquit()  # SGLang has just set a handler that ends the user's process, too
+        return super()._launch_scheduler_processes(*args, **kwargs)
+
+    def _init_tokenizer_manager(self, server_args, port_args):
+        from pat.engine.tokenizer import TokenizerManager
+
+        managers = sg.init_tokenizer_manager(
+            server_args, port_args, partial(TokenizerManager, watch=self.watch, at_base=self._at_base)
+        )
+        # SGLang drops it if the start fails hereafter; collected, its ZeroMQ context would wait for its sockets for
+        # ever. The engine itself is kept by atexit.
+        self.tokenizer_manager = managers[0]
+        return managers
+
+    def _take_over_processes(self) -> None:
+        """Watch SGLang's processes in its watchdog's place. Raises RuntimeError if PAT is not in all of them."""
         if not hasattr(self.tokenizer_manager, "rid_to_state"):
             raise SeamError(f"SGLang's tokenizer manager keeps no rid_to_state: install sglang=={sg.seam.written_for}")
-        loaded = len(list(shared.glob("plugin.*")))
-        if loaded < ranks:  # SGLang only logs a plugin that fails
-            self.shutdown()
+        watchdog = self.tokenizer_manager._subprocess_watchdog
+        watchdog.stop()
+        names = [f"the {name}" if "detokenizer" in name else watch.CONTROLLER for name in watchdog._names]
+        self.watch.add(watchdog._processes, names)
+        loaded = len(list(self.settings.path.glob("plugin.*")))
+        if loaded < self.settings.ranks:  # SGLang only logs a plugin that fails
             raise RuntimeError(
-                f"PAT's plugin ran in {loaded} of at least {ranks} SGLang processes: is the package installed "
-                "(pip install -e .) in the environment that SGLang runs in? See SGLang's log for the reason."
+                f"PAT's plugin ran in {loaded} of at least {self.settings.ranks} SGLang processes: is the package "
+                "installed (pip install -e .) in the environment that SGLang runs in? See SGLang's log for the reason."
             )
 
     # --- generation ----------------------------------------------------------------------------------------
@@ -133,7 +160,7 @@ class Engine(sg.Engine):
         """A generation stage has ended: no more decisions, back to the base layout, ready for new weights."""
         if self.controller:
             await self.controller.stop()
-        await self.async_switch(1)
+        await self.async_switch(self.settings.base)
 
     # --- state ---------------------------------------------------------------------------------------------
     def progress(self) -> tuple[int, int]:
@@ -146,7 +173,12 @@ class Engine(sg.Engine):
         """Requests without an answer, those included that no rank has seen yet: a rank reads between steps only."""
         return len(self.tokenizer_manager.rid_to_state)
 
-    def live_rows(self) -> list[list[tuple[int, int, int]]]:
+    @property
+    def paused(self) -> bool:
+        """Whether generation is paused (``tokenizer_manager.pause_generation``)."""
+        return self.tokenizer_manager.is_pause
+
+    def live_rows(self) -> records.Rows:
         """Unfinished requests of each replica: (key of the request id, prompt tokens, generated tokens)."""
         return [self.boards[leader].read_live() for leader in self.layout.leaders]
 
@@ -156,108 +188,95 @@ class Engine(sg.Engine):
             board.read_steps(since[rank] if since else 0).with_columns(rank=pl.lit(rank))
             for rank, board in enumerate(self.boards)
         ]
-        return pl.concat(frames).filter(pl.col("rank") % pl.col("tp") == 0).sort("start")
+        leads = pl.col("rank") < self.settings.ranks // pl.col("tp")  # of the layout at that step
+        return pl.concat(frames).filter(leads).sort("start")
 
     def step_marks(self) -> list[int]:
         return [board.step_count for board in self.boards]
 
+    def get_weights_by_name(self, name: str, truncate_size: int = 100):
+        """SGLang's; RuntimeError in a wide layout, where a fused layer's parts are not where SGLang looks for them."""
+        if self.layout.tp != self.settings.base:
+            raise RuntimeError(f"weights are read at tp {self.settings.base}: call switch({self.settings.base}) first")
+        return super().get_weights_by_name(name, truncate_size)
+
     # --- switching -----------------------------------------------------------------------------------------
-    def switch(self, tp: int, kv: str = "migrate") -> dict:
+    def switch(self, tp: int, kv: str = "auto") -> dict:
         """Change the tensor-parallel size now; see ``async_switch``."""
         return self.loop.run_until_complete(self.async_switch(tp, kv))
 
     async def async_switch(
-        self,
-        tp: int,
-        kv: str | None = "migrate",
-        *,
-        decision: Decision | None = None,
-        rows: list[list[tuple[int, int, int]]] | None = None,
+        self, tp: int, kv: str | None = "auto", *, decision: Decision | None = None, rows: records.Rows | None = None
     ) -> dict:
         """Change to ``tp``; unfinished requests go on. Idempotent: at ``tp`` already, nothing happens.
 
-        kv: "migrate" or "recompute" the KV of unfinished requests. Returns the record of the switch (seconds a
-        phase, tokens, bytes), {} if nothing had to be done. Raises SwitchUndone if it was undone, SwitchError if
-        the ranks did not answer within the deadline.
+        kv: "migrate" or "recompute" the KV of unfinished requests, or "auto", for each whichever is cheaper by
+        ``kv_costs``. Returns the record of the switch (seconds a phase, tokens, bytes), which is kept in ``switches``
+        if there was anything to do, and is of zeros if not. Raises SwitchUndone if it was undone, EngineDead if it
+        did not end; the engine cannot go on then. Cancelled, it goes on to its end in the background.
         """
         if tp not in self.settings.tp_sizes:
             raise ValueError(f"tp {tp} is not one of this engine's tp_sizes {self.settings.tp_sizes}")
+        if (kv or "auto") not in KV_CHOICES:
+            raise ValueError(f"kv={kv!r}: allowed are {', '.join(KV_CHOICES)}")
+
+        async def alone() -> dict:
+            async with self.switching:
+                return await self._switch(tp, kv or "auto", decision, rows)
+
+        return await asyncio.shield(asyncio.ensure_future(alone()))
+
+    @contextlib.asynccontextmanager
+    async def _at_base(self) -> AsyncIterator[None]:
+        """In the base layout, which nobody changes meanwhile."""
         async with self.switching:
-            old = self.layout
-            if tp == old.tp:
-                return {}
-            epoch = 1 + self.boards[0].epoch
-            message = sg.SetInternalStateReq(
-                server_args={
-                    SWITCH: tp,
-                    "pat_epoch": epoch,
-                    "pat_migrate": int((kv or "migrate") == "migrate"),
-                }
-            )
-            asked = time.monotonic()
-            deadline_s = self.settings.switch_deadline_s
-            try:
-                done = await asyncio.wait_for(self.tokenizer_manager.set_internal_state(message), deadline_s)
-            except TimeoutError:
-                silent = [rank for rank, board in enumerate(self.boards) if board.epoch < epoch]
-                raise SwitchError(
-                    f"switch to tp {tp}: ranks {silent} did not answer within {deadline_s:.0f} s; "
-                    "the engine cannot go on"
-                ) from None
-            if not all(done):
-                raise SwitchUndone(f"switch to tp {tp} was undone: {self.boards[0].read_switch()['error']}")
-            self.layout = Layout(self.settings.ranks, tp)
-            record = self._record(asked, decision, rows)
-            self.switches.append(record)
-            return record
+            await self._switch(self.settings.base, "auto")
+            yield
 
-    def _record(self, asked: float, decision: Decision | None, rows: list | None) -> dict:
-        """The ranks' records as one. A phase ends when the slowest rank ends it; the first begins at ``asked``."""
-        ranks = [board.read_switch() for board in self.boards]
-        ends = [asked, *(max(r["ends"][name] for r in ranks) for name in PHASES)]
-        phases = {f"{name}_s": b - a for name, a, b in zip(PHASES, ends, ends[1:], strict=False)}
-        return {
-            "tp_from": ranks[0]["tp_from"],
-            "tp_to": ranks[0]["tp_to"],
-            "kv": ranks[0]["kv"],
-            "asked": asked,  # time.monotonic(), as is end
-            "end": ends[-1],
-            "unfinished": ranks[0]["unfinished"],
-            "kv_tokens_moved": ranks[0]["kv_tokens_moved"],
-            "kv_tokens_recomputed": ranks[0]["kv_tokens_recomputed"],
-            "bytes_moved": sum(r["bytes_moved"] for r in ranks),
-            "exchange_s": max(r["exchange_s"] for r in ranks),
-            **phases,
-            "total_s": ends[-1] - asked,
-            "predicted_saving_s": decision.saving_s if decision else None,
-            "predicted_cost_s": decision.cost_s if decision else None,
-            "live": rows,  # what the decision was made on: live_rows() of the old layout
-        }
-
-    # --- weights -------------------------------------------------------------------------------------------
-    async def update_weights(self, path: str) -> None:
-        """Load new weights (a checkpoint folder) into the base layout. Every other size is a view of them.
-
-        Raises RuntimeError in a wide layout, with live requests, or if SGLang refuses the weights.
-        """
-        if self.layout.tp != 1:
-            raise RuntimeError(f"weights are updated at tp 1, not at tp {self.layout.tp}: call end_iteration first")
-        for _ in range(100):  # a rank shows that it has nothing left just after its last answer has arrived
-            if not self.progress()[0]:
-                break
-            await asyncio.sleep(0.01)
-        else:
-            raise RuntimeError(f"weights cannot change under {self.progress()[0]} unfinished requests")
-        update = self.tokenizer_manager.update_weights_from_disk(sg.UpdateWeightFromDiskReqInput(model_path=str(path)))
-        result = await asyncio.wait_for(update, self.settings.switch_deadline_s)
-        if not result[0]:
-            raise RuntimeError(f"SGLang refused the weights in {path}: {result[1]}")
+    async def _switch(self, tp: int, kv: str, decision: Decision | None = None, rows: records.Rows | None = None):
+        asked = time.monotonic()
+        if tp == self.layout.tp:
+            self.watch.check()
+            return records.nothing(tp, kv, asked, decision, rows)
+        self.tokenizer_manager.check_memory()
+        epoch = 1 + self.boards[0].epoch
+        values = {SWITCH: tp, "pat_epoch": epoch, "pat_kv": KV_CHOICES.index(kv)} | self.kv_costs.to_message()
+        message = sg.SetInternalStateReq(server_args=values)
+        deadline_s = self.settings.switch_deadline_s
+        try:
+            async with asyncio.timeout(deadline_s):
+                done = await self.tokenizer_manager.set_internal_state(message)
+                while any(board.epoch < epoch for board in self.boards):  # at a base above 1 only leaders answer
+                    await asyncio.sleep(1e-3)
+        except TimeoutError:
+            silent = [rank for rank, board in enumerate(self.boards) if board.epoch < epoch]
+            self.watch.declare_dead(f"switch to tp {tp}: ranks {silent} did not answer within {deadline_s:.0f} s")
+            self.watch.check()
+        if not all(done):
+            raise SwitchUndone(f"switch to tp {tp} was undone: {self.boards[0].read_switch()['error']}")
+        self.layout = Layout(self.settings.ranks, tp)
+        record = records.merge([board.read_switch() for board in self.boards], asked, decision, rows)
+        self.switches.append(record)
+        return record
 
     def shutdown(self) -> None:
+        """End all processes; again: nothing."""
+        self.watch.close()
         try:
             super().shutdown()
         finally:
-            shutil.rmtree(self.settings.path, ignore_errors=True)
+            self._clean_up()
+
+    def _clean_up(self) -> None:
+        self.watch.close()
+        self.watch.end_processes()
+        shutil.rmtree(self.settings.path, ignore_errors=True)
+
+
+def _guess_costs(config: dict, dtype: str | None) -> KvCosts:
+    given = dtype if dtype not in (None, "auto") else config.get("dtype") or config.get("torch_dtype")
+    itemsize = 4 if given in ("float", "float32") else 2
+    return KvCosts.guess(ModelSpec.from_hf(config), itemsize, environment.has_accelerator())
 
 
 def _free_port() -> int:

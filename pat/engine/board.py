@@ -18,7 +18,19 @@ MAX_LIVE = 8192  # requests of one rank; more are counted, but not listed
 MAX_STEPS = 1 << 16  # ring of steps
 RECORD_BYTES = 1 << 16
 READ_S = 10.0  # longest that a read waits for a write to end; a write takes microseconds
-HEADER = np.dtype([("version", "i8"), ("live", "i8"), ("steps", "i8"), ("tp", "i8"), ("epoch", "i8"), ("record", "i8")])
+HEADER = np.dtype(
+    [
+        ("version", "i8"),
+        ("live", "i8"),
+        ("steps", "i8"),
+        ("tp", "i8"),
+        ("epoch", "i8"),
+        ("record", "i8"),
+        ("pid", "i8"),
+        ("phase_epoch", "i8"),
+        ("phase", "S24"),
+    ]
+)
 STEP = np.dtype(
     [
         ("start", "f8"),  # time.monotonic(), one clock for all processes of a machine
@@ -66,6 +78,13 @@ class Board:
         self.header["live"] = len(requests)
         self.header["version"] += 1
 
+    def show_pid(self, pid: int) -> None:
+        self.header["pid"] = pid
+
+    def show_phase(self, epoch: int, phase: str) -> None:
+        """How far this rank has come in switch ``epoch``, for the others to tell who keeps them waiting."""
+        self.header["phase_epoch"], self.header["phase"] = epoch, phase.encode()
+
     def show_step(self, **step: float) -> None:
         index = int(self.header["steps"][0])
         row = self.steps[index % MAX_STEPS : index % MAX_STEPS + 1]
@@ -90,6 +109,16 @@ class Board:
     def epoch(self) -> int:
         """The last switch that this rank has been through, be it done or undone."""
         return int(self.header["epoch"][0])
+
+    @property
+    def pid(self) -> int:
+        """Process of the rank, 0 before it has started."""
+        return int(self.header["pid"][0])
+
+    @property
+    def phase(self) -> tuple[int, str]:
+        """(switch, phase) that the rank has come to."""
+        return int(self.header["phase_epoch"][0]), self.header["phase"][0].decode()
 
     @property
     def live_count(self) -> int:

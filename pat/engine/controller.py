@@ -93,6 +93,8 @@ class Controller:
             return False
         if arriving or live < self.engine.in_flight or self._given_up:  # a batch is still coming in
             return False
+        if self.engine.paused:  # nothing is generated, and its user is about to do something
+            return False
         decided_live, decided_steps = self._decided_at
         if steps < decided_steps:  # a wider layout has fewer leaders, over whom steps are counted
             decided_steps = steps
@@ -121,7 +123,7 @@ class Controller:
             log.warning("PAT: %s; staying at tp %d until this generation ends", undone, self.engine.layout.tp)
             self._given_up = True
             return
-        if record:  # empty: somebody else has switched meanwhile
+        if record["tp_from"] != record["tp_to"]:  # else somebody has switched there meanwhile
             self.switches += 1
             self.switch_s += record["total_s"]
 

@@ -1,8 +1,12 @@
-"""What can go wrong with a switch, for callers of the engine."""
+"""What can go wrong with an engine, for its callers."""
 
 
 class SwitchError(RuntimeError):
-    """A switch did not end and the engine cannot go on."""
+    """A switch did not end, and the engine cannot go on."""
+
+
+class EngineDead(SwitchError):
+    """The engine cannot answer any more. The message says which of its processes ended, and how."""
 
 
 class SwitchUndone(RuntimeError):

@@ -1,7 +1,7 @@
 """Communicators of every tensor-parallel size, made once at start-up and swapped at a switch.
 
 All ranks of a node join one world of N. SGLang's data-parallel replicas normally know nothing of each other; here
-each scheduler process is started as a replica of tp 1 and additionally holds the groups of every wider size.
+each scheduler process is started as a rank of a replica of the base size and also holds the groups of wider sizes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from pat.engine import sglang_api as sg
+from pat.engine.device import device_of
 from pat.engine.settings import Settings
 from pat.layout import Layout
 
@@ -29,7 +30,7 @@ def widths(layout: Layout, rank: int) -> dict[str, int]:
 class Groups:
     """The world of N ranks and, for each tp, what the parallel context must say."""
 
-    def __init__(self, settings: Settings, rank: int, backend: str, gpu_id: int) -> None:
+    def __init__(self, settings: Settings, rank: int, backend: str, device_name: str, gpu_id: int) -> None:
         sg.init_distributed_environment(
             backend=backend,
             world_size=settings.ranks,
@@ -38,7 +39,7 @@ class Groups:
             distributed_init_method=settings.init_method,
             timeout=int(settings.deadline_s),
         )
-        self.rank = rank
+        self.rank, device = rank, device_of(device_name)
         self.topology: dict[int, dict] = {}
         parallel = sg.get_parallel()
         with parallel.override(**widths(Layout(settings.ranks, settings.ranks), rank)):
@@ -47,18 +48,21 @@ class Groups:
         self.world = built["tp_group"]
         # SGLang gives its own CPU groups two hours; a rank that is gone must be noticed within the deadline.
         self.votes = dist.new_group(backend="gloo", timeout=timedelta(seconds=settings.deadline_s))
-        for tp in sorted(set(settings.tp_sizes) | {1}):
+        for tp in settings.tp_sizes:
             layout = Layout(settings.ranks, tp)
             group = (
                 self.world
                 if tp == settings.ranks
                 else sg.init_model_parallel_group(
-                    [list(ranks) for ranks in layout.replicas], gpu_id, backend, group_name=f"pat_tp{tp}"
+                    [list(ranks) for ranks in layout.replicas], gpu_id, backend, group_name="tp"
                 )
             )
             follow = {name: group for name in TP_GROUPS if name in built}
             single = {name: built[name] for name in SINGLE_GROUPS if name in built and built[name].world_size == 1}
             self.topology[tp] = widths(layout, rank) | follow | single
+        # Now, so that what NCCL takes is known when SGLang sizes the KV pool, and no switch waits for it.
+        for group in {id(g): g for g in (self.world, *(t["tp_group"] for t in self.topology.values()))}.values():
+            device.connect(group.device_group)
 
     def tp_group(self, tp: int):
         return self.topology[tp]["tp_group"]
@@ -69,6 +73,8 @@ class Groups:
         state = sg.parallel_state
         state._TP = state._ATTN_TP = self.topology[tp]["tp_group"]
         state._WORLD = self.topology[tp]["world_group"]
+        if "moe_tp_group" in self.topology[tp]:  # graphs are captured in the scope of this one, too
+            state._MOE_TP = self.topology[tp]["moe_tp_group"]
 
 
 _groups: Groups | None = None
@@ -80,11 +86,16 @@ def current() -> Groups:
     return _groups
 
 
+def rank_of(settings: Settings) -> int:
+    """Rank of this scheduler process in the world of N: SGLang knows its replica and its place in it."""
+    parallel = sg.get_parallel()
+    return Layout(settings.ranks, settings.base).rank(parallel.dp_rank or 0, parallel.tp_rank)
+
+
 def build(settings: Settings, *, backend: str, server_args, gpu_id: int) -> None:
     """Replace SGLang's own group bootstrap in a scheduler process."""
     global _groups
-    parallel = sg.get_parallel()
-    _groups = Groups(settings, parallel.dp_rank, backend, gpu_id)
-    _groups.apply(1)
+    _groups = Groups(settings, rank_of(settings), backend, server_args.device, gpu_id)
+    _groups.apply(settings.base)
     sg.parallel_state._tag_groups_for_flashinfer_allreduce_only()
     sg.initialize_dp_attention(server_args=server_args)

@@ -7,7 +7,8 @@ moves them straight between the ranks concerned, so that no more than one layer 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,20 +50,23 @@ def senders(old: Layout, new: Layout, source: int, receiver: int, kv_heads: int)
 
 @dataclass
 class _Side:
-    """What one rank sends to (or gets from) one peer: token locations in the pool, local heads."""
+    """What one rank sends to (or gets from) one peer a layer: token locations in the pool, local heads."""
 
-    locations: list[torch.Tensor]
     heads: slice
+    locations: list[torch.Tensor]
 
-    def index(self) -> torch.Tensor:
-        return torch.cat(self.locations)
+    def close(self, head_dims: Sequence[int]) -> None:
+        self.index = torch.cat(self.locations)
+        self.shapes = [(len(self.index), self.heads.stop - self.heads.start, dim) for dim in head_dims]
+        self.sizes = [math.prod(shape) for shape in self.shapes]
 
 
 class Exchange:
     """One rank's half of moving a set of requests; ``run_layer`` is called for each layer, in order, on all ranks.
 
     moves: the same list on every rank. old_locations / new_locations: pool locations [end - start] of each move
-    on this rank, None where this rank's replica is not its source / target.
+    on this rank, None where this rank's replica is not its source / target. like: K and V of a layer of the pool
+    [.., head dim]. Buffers for one layer are taken here, where a rank without memory for them can still say so.
     """
 
     def __init__(
@@ -74,8 +78,9 @@ class Exchange:
         moves: Sequence[Move],
         old_locations: Sequence[torch.Tensor | None],
         new_locations: Sequence[torch.Tensor | None],
+        like: Sequence[torch.Tensor],
     ) -> None:
-        self.world = old.ranks
+        self.world, self.rank = old.ranks, rank
         self.sends: dict[int, _Side] = {}
         self.receives: dict[int, _Side] = {}
         first_old, first_new = old.kv_heads(rank, kv_heads).start, new.kv_heads(rank, kv_heads).start
@@ -88,11 +93,19 @@ class Exchange:
             if move.target == new.replica(rank):
                 for sender, heads in senders(old, new, move.source, rank, kv_heads).items():
                     self._add(self.receives, sender, there, heads, first_new)
+        for side in (*self.sends.values(), *self.receives.values()):
+            side.close([buffer.shape[-1] for buffer in like])
+        self.send_sizes, self.receive_sizes = (
+            [sum(sides[peer].sizes) if peer in sides else 0 for peer in range(self.world)]
+            for sides in (self.sends, self.receives)
+        )
+        self.outgoing = like[0].new_empty(sum(self.send_sizes))
+        self.incoming = like[0].new_empty(sum(self.receive_sizes))
 
     @staticmethod
     def _add(sides: dict[int, _Side], peer: int, locations: torch.Tensor, heads: range, first: int) -> None:
         local = slice(heads.start - first, heads.stop - first)
-        side = sides.setdefault(peer, _Side([], local))
+        side = sides.setdefault(peer, _Side(local, []))
         assert side.heads == local, "a pair of ranks exchanges the same heads for every request"
         side.locations.append(locations)
 
@@ -104,61 +117,79 @@ class Exchange:
 
         Returns the bytes that left this rank for another.
         """
-        like = old_kv[0]
-        chunks, send_sizes = [], []
-        for peer in range(self.world):
-            side = self.sends.get(peer)
-            parts = [buffer[side.index(), side.heads] for buffer in old_kv] if side else []
-            chunks += [part.reshape(-1) for part in parts]
-            send_sizes.append(sum(part.numel() for part in parts))
-        receive_sizes = []
-        for peer in range(self.world):
-            side = self.receives.get(peer)
-            tokens = sum(len(x) for x in side.locations) if side else 0
-            heads = side.heads.stop - side.heads.start if side else 0
-            receive_sizes.append(sum(tokens * heads * buffer.shape[-1] for buffer in new_kv) if side else 0)
-        outgoing = torch.cat(chunks) if chunks else like.new_empty(0)
-        incoming = like.new_empty(sum(receive_sizes))
-        dist.all_to_all_single(incoming, outgoing, receive_sizes, send_sizes, group=group)
-        offset = 0
-        for peer in range(self.world):
-            side = self.receives.get(peer)
-            if not side:
-                continue
-            index = side.index()
-            for buffer in new_kv:
-                shape = (len(index), side.heads.stop - side.heads.start, buffer.shape[-1])
-                size = shape[0] * shape[1] * shape[2]
-                buffer[index, side.heads] = incoming[offset : offset + size].view(shape)
-                offset += size
-        own = dist.get_rank()
-        return sum(n for peer, n in enumerate(send_sizes) if peer != own) * like.element_size()
+        for peer, views in self._parts(self.sends, self.outgoing):
+            side = self.sends[peer]
+            for buffer, view in zip(old_kv, views, strict=True):
+                torch.index_select(buffer[:, side.heads], 0, side.index, out=view)
+        dist.all_to_all_single(self.incoming, self.outgoing, self.receive_sizes, self.send_sizes, group)
+        for peer, views in self._parts(self.receives, self.incoming):
+            side = self.receives[peer]
+            for buffer, view in zip(new_kv, views, strict=True):
+                buffer[side.index, side.heads] = view
+        return (len(self.outgoing) - self.send_sizes[self.rank]) * self.outgoing.element_size()
+
+    @staticmethod
+    def _parts(sides: dict[int, _Side], flat: torch.Tensor) -> Iterator[tuple[int, list[torch.Tensor]]]:
+        """(peer, its K and V in ``flat``, each [tokens, heads, head dim]), in the order of the peers."""
+        start = 0
+        for peer in sorted(sides):
+            views = []
+            for shape, size in zip(sides[peer].shapes, sides[peer].sizes, strict=True):
+                views.append(flat[start : start + size].view(shape))
+                start += size
+            yield peer, views
 
 
 class Pool:
-    """SGLang's KV pool, re-typed in place: the same storage with the heads of another tp."""
+    """SGLang's KV pool, re-typed in place: the same storage with the heads of another tp.
 
-    def __init__(self, pool, kv_heads: int) -> None:
-        self.pool, self.kv_heads = pool, kv_heads
+    With fewer heads a token takes less of it, so the pool holds more tokens at a wide size. Raises ValueError for
+    a pool whose storage is not [tokens, heads, head dim] a layer, or not there yet.
+    """
+
+    def __init__(self, pool, allocator, kv_heads: int) -> None:
+        if pool.kv_cache_layout != "nhd" or pool.post_capture_active:
+            raise ValueError(
+                f"SGLang's KV pool has the layout {pool.kv_cache_layout!r} (post-capture: {pool.post_capture_active}); "
+                "PAT re-types pools of layout 'nhd': unset SGLANG_USE_HND_KVCACHE and the like"
+            )
+        self.pool, self.allocator, self.kv_heads = pool, allocator, kv_heads
         self.base_k, self.base_v = list(pool.k_buffer), list(pool.v_buffer)
+        self.base_tokens = allocator.size
 
     @property
     def layers(self) -> int:
         return len(self.base_k)
 
+    def tokens(self, heads: int) -> int:
+        """Tokens that the pool holds with ``heads`` KV heads a token, besides the one that padding writes to."""
+        padding = self.base_k[0].shape[0] - self.base_tokens
+        return self._rows(self.base_k[0], heads) - padding
+
+    @staticmethod
+    def _rows(base: torch.Tensor, heads: int) -> int:
+        return base.shape[0] * base.shape[1] // heads
+
     def layer(self, index: int, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of one layer as [tokens, heads, head dim]: a prefix of the layer's storage."""
+        """K and V of one layer as [tokens, heads, head dim], of the layer's storage."""
         views = []
         for base in (self.base_k[index], self.base_v[index]):
-            tokens, _, dim = base.shape
-            views.append(base.view(-1)[: tokens * heads * dim].view(tokens, heads, dim))
+            rows, dim = self._rows(base, heads), base.shape[2]
+            views.append(base.view(-1)[: rows * heads * dim].view(rows, heads, dim))
         return views[0], views[1]
+
+    def resize(self, heads: int) -> int:
+        """Let the allocator, which must be empty, hand out what the storage has at ``heads``; returns the tokens."""
+        self.allocator.size = self.tokens(heads)
+        self.allocator.clear()
+        return self.allocator.size
 
     def retype(self, heads: int) -> None:
         """Let SGLang read and write ``heads`` heads a token from now on; contents are whatever is in the storage."""
         pool = self.pool
         for index in range(self.layers):
             pool.k_buffer[index], pool.v_buffer[index] = self.layer(index, heads)
+        pool.size = self.tokens(heads)
         pool.head_num = heads
         pool.row_dim, pool.v_row_dim = heads * pool.head_dim, heads * pool.v_head_dim
         pool._kv_buffer_descs = pool._build_kv_buffer_descs()

@@ -9,16 +9,17 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import deque
 
-from pat.engine import groups
+from pat.engine import groups, sampling
 from pat.engine import sglang_api as sg
 from pat.engine.board import Board, request_key
 from pat.engine.cpu import environment, processes
 from pat.engine.cpu.allreduce import SharedMemoryCollectives, supported
-from pat.engine.settings import Settings
+from pat.engine.settings import KV_CHOICES, KvCosts, Settings
 from pat.layout import Layout
 
-# Key of a SetInternalStateReq (its values are numbers) that is a switch; others are pat_epoch and pat_migrate.
+# Key of a SetInternalStateReq (its values are numbers) that is a switch; see ``order_of`` for the others.
 SWITCH = "pat_tp"
 
 
@@ -45,7 +46,7 @@ def register() -> None:
     )
     controller = sg.path("DataParallelController")
     hook(f"{controller}.send_control_message", RouteToLeaders(settings), kind.AROUND)
-    hook(f"{sg.path('SamplingBatchInfo')}.from_schedule_batch", fill_in_seeds, kind.AROUND)
+    hook(f"{sg.path('SamplingBatchInfo')}.from_schedule_batch", sampling.from_schedule_batch, kind.AROUND)
     if on_cpu:
         hook(sg.path("set_envs_and_config"), lambda result, *_, **__: processes.use(), kind.AFTER)
         hook(f"{controller}.event_loop", controller_event_loop, kind.REPLACE)
@@ -64,12 +65,13 @@ def scheduler_class(settings: Settings) -> type:
     class PatScheduler(sg.Scheduler):
         def __init__(self, *args, **kwargs) -> None:
             if not environment.has_accelerator():
-                environment.pin_to_core(sg.get_parallel().dp_rank)
+                environment.pin_to_core(groups.rank_of(settings))
             super().__init__(*args, **kwargs)
-            rank = groups.current().rank
-            self.board = Board.open(settings.path, rank)
+            self.board = Board.open(settings.path, groups.current().rank)
+            self.board.show_pid(os.getpid())
             self.switcher = Switcher(self, settings, groups.current(), self.board)
-            self._step_start = self._busy_since = None
+            self._launches: deque[float] = deque()  # of steps whose result is not there yet: two with overlap
+            self._busy_since: float | None = None
 
         def init_tp_model_worker(self) -> None:
             # SGLang broadcasts the seed assuming that global rank and tp rank are the same: give the seed instead.
@@ -84,12 +86,8 @@ def scheduler_class(settings: Settings) -> type:
             values = recv_req.server_args
             if SWITCH not in values:
                 return super().set_internal_state(recv_req)
+            done = self.switcher.switch(order_of(values))
             self._busy_since = None
-            done = self.switcher.switch(
-                int(values[SWITCH]),
-                int(values["pat_epoch"]),
-                "migrate" if values["pat_migrate"] else "recompute",
-            )
             self._show_live(self.running_batch)  # of the new layout, before anybody can decide on it
             return sg.SetInternalStateReqOutput(updated=done)
 
@@ -98,7 +96,7 @@ def scheduler_class(settings: Settings) -> type:
                 super().send_abort_output(abort_req, req)
 
         def run_batch(self, batch, *args, **kwargs):
-            self._step_start = self._busy_since or time.monotonic()
+            self._launches.append(time.monotonic())
             return super().run_batch(batch, *args, **kwargs)
 
         def process_batch_result(self, batch, result) -> None:
@@ -107,10 +105,11 @@ def scheduler_class(settings: Settings) -> type:
             context = int(batch.seq_lens_cpu.sum())
             tokens = requests if decode else int(batch.extend_num_tokens or 0)
             super().process_batch_result(batch, result)
-            now = time.monotonic()
+            now, launched = time.monotonic(), self._launches.popleft()
+            start = self._busy_since or launched
             self.board.show_step(
-                start=self._step_start,
-                seconds=now - self._step_start,
+                start=start,
+                seconds=now - start,
                 decode=decode,
                 tp=self.switcher.layout.tp,
                 batch=requests,
@@ -135,6 +134,15 @@ def scheduler_class(settings: Settings) -> type:
     return PatScheduler
 
 
+def order_of(values: dict):
+    """The order that travels as numbers in a SetInternalStateReq; ``Engine.async_switch`` writes it."""
+    from pat.engine.switch import Order
+
+    kv = KV_CHOICES[int(values["pat_kv"])]
+    costs = KvCosts.from_message(values) if kv == "auto" else None
+    return Order(int(values[SWITCH]), int(values["pat_epoch"]), kv, costs)
+
+
 class RouteToLeaders:
     """In the data-parallel controller: work and control go to leaders; followers get them by broadcast.
 
@@ -151,8 +159,9 @@ class RouteToLeaders:
         values = getattr(message, "server_args", None)
         if isinstance(values, dict) and SWITCH in values:
             tp = self._wait_for_ranks(int(values["pat_epoch"]))
+            # The leader of a wide replica is the leader of one of the base size, whose number is its rank.
             leaders = Layout(self.settings.ranks, tp).leaders
-            controller.status = [rank in leaders for rank in range(self.settings.ranks)]
+            controller.status = [replica in leaders for replica in range(len(controller.status))]
             controller._refresh_active_workers()
             controller.round_robin_counter = 0
 
@@ -171,26 +180,6 @@ class RouteToLeaders:
         raise TimeoutError(
             f"ranks {missing} were not through switch {epoch} in {self.settings.switch_deadline_s:.0f} s"
         )
-
-
-def fill_in_seeds(original, cls, batch, vocab_size):
-    """Honour ``sampling_seed`` of a request without SGLang's deterministic mode, which torch_native refuses.
-
-    SGLang fills the seeds in only in that mode. A seeded token depends on (seed, position) alone, hence not on the
-    layout. A request without a seed draws one, which is the same on all ranks of its replica.
-    """
-    import torch
-
-    info = original(cls, batch, vocab_size)
-    seeds = [req.sampling_params.sampling_seed for req in batch.reqs]
-    if info.sampling_seed is None:
-        drawn = torch.randint(1 << 31, (len(seeds),)).tolist()
-        info.sampling_seed = torch.tensor(
-            [new if seed is None else seed for seed, new in zip(seeds, drawn, strict=True)],
-            dtype=torch.int64,
-            device=info.temperatures.device,
-        )
-    return info
 
 
 def controller_event_loop(controller) -> None:

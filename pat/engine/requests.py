@@ -1,15 +1,16 @@
-"""Unfinished requests at a switch: find them, take them out, carry them to other ranks, put them back."""
+"""Unfinished requests at a switch: find them, carry them to other ranks, choose what of their KV moves, go on."""
 
 from __future__ import annotations
 
 import pickle
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from pat.engine import sglang_api as sg
+from pat.engine.settings import KvCosts
 from pat.layout import deal
 
 
@@ -29,9 +30,6 @@ class Unfinished:
     @property
     def length(self) -> int:
         return len(self.req.origin_input_ids) + len(self.req.output_ids)
-
-    def prefix_key(self, tokens: array):
-        return sg.RadixKey(tokens, extra_key=self.req.extra_key, cache_salt=self.req.cache_salt)
 
 
 def kv_locations(scheduler) -> dict[str, torch.Tensor]:
@@ -83,38 +81,88 @@ def _common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     return int(different[0]) if len(different) else length
 
 
-def shared_prefixes(requests: list[Unfinished], targets: list[int]) -> list[int]:
-    """Tokens at the start of each request's KV that an earlier request of the same target brings as well.
+@dataclass(frozen=True)
+class Placed:
+    """Where an unfinished request goes, and what of its KV.
 
-    Samples of one prompt share it; it is moved once a target. What a radix tree matches when the requests are
-    inserted in this order.
+    shared: tokens at the start of its KV that an earlier request of the same target brings as well.
     """
-    seen: dict[tuple, list[np.ndarray]] = {}
-    shared = []
+
+    request: Unfinished
+    target: int  # replica of the new layout
+    shared: int
+
+
+def place(
+    requests: list[Unfinished], replicas: int, *, tokens: int, rows: int, sharing: bool, costs: KvCosts | None
+) -> list[Placed]:
+    """Deal the requests to the replicas of the new layout, and choose for each whether its KV moves; pure.
+
+    The KV of a request stays behind (kv_tokens 0: it is prefilled again) where that is cheaper by ``costs`` (None:
+    moving always is), or where it does not fit: a replica has room for ``tokens`` tokens, of which each request
+    needs one more for its next step, and runs ``rows`` requests. sharing: whether the cache can share prefixes.
+    """
+    requests = [
+        replace(r, kv_tokens=0) if r.kv_tokens and costs and not costs.moving_is_cheaper(r.kv_tokens) else r
+        for r in requests
+    ]
+    targets = assign(requests, replicas)
+    earlier: dict[tuple, list[np.ndarray]] = {}
+    room, free_rows, placed = [tokens] * replicas, [rows] * replicas, []
     for request, target in zip(requests, targets, strict=True):
-        tokens = np.frombuffer(request.tokens, dtype=np.int64) if request.kv_tokens else np.empty(0, np.int64)
-        earlier = seen.setdefault((target, request.req.extra_key, request.req.cache_salt), [])
-        shared.append(max((_common_prefix(tokens, other) for other in earlier), default=0))
-        if len(tokens):
-            earlier.append(tokens)
-    return shared
+        shared = 0
+        if request.kv_tokens:
+            present = np.frombuffer(request.tokens, dtype=np.int64)
+            there = earlier.setdefault((target, request.req.extra_key, request.req.cache_salt), [])
+            if sharing:
+                shared = max((_common_prefix(present, other) for other in there), default=0)
+            needed = request.kv_tokens - shared + 1
+            if needed <= room[target] and free_rows[target]:
+                room[target] -= needed
+                free_rows[target] -= 1
+                there.append(present)
+            else:
+                request, shared = replace(request, kv_tokens=0), 0
+        placed.append(Placed(request, target, shared))
+    return placed
 
 
-def insert_kv(scheduler, request: Unfinished, shared: int, locations: torch.Tensor) -> None:
-    """Enter moved KV into the radix tree, so that the request's next prefill is an extend by one token.
+def admit(scheduler, arrived: list[tuple[Placed, torch.Tensor]]) -> None:
+    """Let requests whose KV is in the pool decode on: what SGLang does with KV that another process prefilled.
 
-    locations: pool locations [kv_tokens - shared] of the tokens after the shared prefix.
+    arrived: each with the pool locations [kv_tokens - shared] of its KV after the shared prefix, in the order of
+    ``place``. Their next step is a decode step; there is no prefill, not even of one token.
     """
-    tree = scheduler.tree_cache
-    tokens = request.tokens
-    prefix = locations.new_empty(0)
-    if shared:
-        match = tree.match_prefix(sg.MatchPrefixParams(key=request.prefix_key(tokens)))
-        if match.device_prefix_len != shared:
-            raise AssertionError(
-                f"request {request.req.rid}: {match.device_prefix_len} tokens of its KV are in the tree, not {shared}"
-            )
-        prefix = tree.path_device_indices(match.last_device_node)[:shared]
-    tree.insert(
-        sg.InsertParams(key=request.prefix_key(tokens), value=torch.cat([prefix, locations]), prev_prefix_len=shared)
+    if not arrived:
+        return
+    tree, rows = scheduler.tree_cache, scheduler.req_to_token_pool
+    for placed, locations in arrived:
+        request = placed.request
+        req, tokens = request.req, request.kv_tokens
+        req.refresh_fill_ids()
+        match = sg.match_kv_cache(req, tree, req.full_untruncated_fill_ids, max_prefix_len=tokens)
+        if match.cache_protected_len is None:
+            req.kv.cache_protected_len = req.prefix_len
+        if req.prefix_len != placed.shared:
+            raise AssertionError(f"request {req.rid}: {req.prefix_len} tokens are in the cache, not {placed.shared}")
+        req.lock = tree.lock(req.last_node)
+        if rows.alloc([req]) is None:
+            raise RuntimeError(f"no row for request {req.rid} in a pool of {rows.size}")
+        if placed.shared:
+            rows.write((req.kv.req_pool_idx, slice(0, placed.shared)), tree.prefix_device_indices(req))
+        rows.write((req.kv.req_pool_idx, slice(placed.shared, tokens)), locations)
+        req.kv.kv_allocated_len = req.kv.kv_committed_len = req.extend_end = tokens
+        sg.checkpoint_kv_cache(req, tree)  # now, so that the next request finds what it shares
+    batch = sg.ScheduleBatch.init_new(
+        [placed.request.req for placed, _ in arrived],
+        rows,
+        scheduler.token_to_kv_pool_allocator,
+        tree,
+        scheduler.model_config,
+        scheduler.enable_overlap,
+        scheduler.spec_algorithm,
     )
+    batch.prepare_for_prebuilt()
+    last = torch.tensor([req.output_ids[-1] for req in batch.reqs], dtype=torch.int64, device=batch.device)
+    scheduler.future_map.stash(batch.req_pool_indices, sg.RelayPayload(bonus_tokens=last))
+    scheduler.running_batch = batch

@@ -15,7 +15,7 @@ def shared_folder(purpose: str) -> Path:
 
     Whoever makes it removes it; what processes that were killed have left of the same purpose is removed here.
     """
-    root = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp")
+    root = _root()
     for folder in root.glob(f"pat-{purpose}-*"):
         pid = folder.name.split("-")[2]
         if pid.isdigit() and not psutil.pid_exists(int(pid)):
@@ -23,3 +23,12 @@ def shared_folder(purpose: str) -> Path:
     folder = root / f"pat-{purpose}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     folder.mkdir()
     return folder
+
+
+def is_shared_folder(path: str | Path) -> bool:
+    """Whether ``path`` is a folder that ``shared_folder`` has made."""
+    return Path(path).parent == _root() and Path(path).name.startswith("pat-")
+
+
+def _root() -> Path:
+    return Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp")

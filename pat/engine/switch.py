@@ -2,51 +2,44 @@
 
 agree -> quiesce -> collect -> move -> rebind -> resume. Every phase up to "move" ends with a vote: if any rank
 failed, all of them put their own requests back and go on in the old layout (KV that was lost is prefilled again).
-From "rebind" on a failure is fatal: the process ends with the error, and with it the engine.
+A rank that does not vote within the deadline, and any failure from "rebind" on, is fatal: the process ends with an
+error that names the rank, and with it the engine.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 import torch
-import torch.distributed as dist
 
 from pat.engine import requests as unfinished
 from pat.engine import sglang_api as sg
 from pat.engine.board import Board
+from pat.engine.errors import SwitchError
 from pat.engine.groups import Groups
 from pat.engine.kv import Exchange, Move, Pool
-from pat.engine.requests import Unfinished
-from pat.engine.settings import Settings
-from pat.engine.weights import bind, build_model, check_bound
+from pat.engine.requests import Placed, Unfinished
+from pat.engine.runtime import Runtimes
+from pat.engine.settings import KvCosts, Settings
+from pat.engine.transaction import Record, SwitchAborted, Transaction
+from pat.engine.weights import Place, bind, build_model, check_bound, expert_rows
 from pat.layout import Layout
 
 log = logging.getLogger("sglang.pat")
-PHASES = ("agree", "quiesce", "collect", "move", "rebind", "resume")
+# Parts of SGLang's scheduler that keep the pool's size for themselves.
+CAPACITY_HOLDERS = ("pool_stats_observer", "invariant_checker", "kv_events_publisher", "load_inquirer")
 
 
-class SwitchAborted(RuntimeError):
-    """The switch was undone; generation goes on in the old layout. The message says which rank failed and why."""
+@dataclass(frozen=True)
+class Order:
+    """What the engine asks of all ranks. costs: for "auto", what moving and prefilling a request's KV take."""
 
-
-@dataclass
-class Record:
-    """One switch as one rank saw it; times are time.monotonic() seconds, one clock for all processes of a machine."""
-
+    tp: int
     epoch: int
-    tp_from: int
-    tp_to: int
-    kv: str  # "migrate" or "recompute"
-    unfinished: int = 0  # of the whole group
-    kv_tokens_moved: int = 0  # of the whole group
-    kv_tokens_recomputed: int = 0  # of the whole group
-    bytes_moved: int = 0  # sent by this rank to others
-    exchange_s: float = 0.0  # of "move": the all-to-alls alone
-    error: str | None = None
-    ends: dict[str, float] = field(default_factory=dict)  # when each phase ended
+    kv: str
+    costs: KvCosts | None = None
 
 
 class Switcher:
@@ -55,19 +48,30 @@ class Switcher:
     def __init__(self, scheduler, settings: Settings, groups: Groups, board: Board) -> None:
         self.scheduler, self.settings, self.groups, self.board = scheduler, settings, groups, board
         self.runner = scheduler.tp_worker.model_runner
-        self.layout = Layout(settings.ranks, 1)
+        self.base = self.layout = Layout(settings.ranks, settings.base)
         self.epoch = 0
-        self.votes = groups.votes
-        self.pool = Pool(self.runner.token_to_kv_pool, self.runner.model_config.get_total_num_kv_heads())
-        self.models = {1: self.runner.model}
-        for tp in settings.tp_sizes:
-            if tp > 1:
-                self.models[tp] = build_model(self.runner, groups.topology[tp])
-                bind(self.models[1], self.models[tp], Layout(settings.ranks, tp).tp_rank(groups.rank), tp)
-                check_bound(self.models[1], self.models[tp])
+        kv_heads = self.runner.model_config.get_total_num_kv_heads()
+        self.pool = Pool(self.runner.token_to_kv_pool, scheduler.token_to_kv_pool_allocator, kv_heads)
+        self.experts = expert_rows(self.runner.model)
+        self.runtimes = Runtimes(self.runner)
+        self._build_sizes()
         self.idle_sleeper = scheduler.idle_sleeper
         self.detokenizer = scheduler.ipc_channels.send_to_detokenizer.socket
-        board.show_switch({}, 1, 0)
+        board.show_switch({}, self.base.tp, 0)
+
+    def _build_sizes(self) -> None:
+        """Model, attention backends and graphs of every wider size; on all ranks at once, since graphs communicate."""
+        base_model = self.runner.model
+        for tp in self.settings.tp_sizes[1:]:
+            wide = Layout(self.settings.ranks, tp)
+            model = build_model(self.runner, self.groups.topology[tp])
+            first_heads = tuple(layout.kv_heads(self.rank, self.pool.kv_heads).start for layout in (self.base, wide))
+            bind(base_model, model, Place.of(self.base, wide, self.rank), first_heads)
+            check_bound(base_model, model)
+            self._point(wide)
+            self.runtimes.add(tp, model)
+        self._point(self.base)
+        self.runtimes.use(self.base.tp)
 
     @property
     def rank(self) -> int:
@@ -77,75 +81,71 @@ class Switcher:
     def is_leader(self) -> bool:
         return self.layout.tp_rank(self.rank) == 0
 
-    # --- the transaction -----------------------------------------------------------------------------------
-    def switch(self, tp: int, epoch: int, kv: str) -> bool:
-        """Change to ``tp``; the record goes to the board. True if done (or already there), False if undone."""
-        record = self._record = Record(epoch, self.layout.tp, tp, kv)
-        old, new = self.layout, Layout(self.settings.ranks, tp)
+    def switch(self, order: Order) -> bool:
+        """Change to ``order.tp``; the record goes to the board. True if done (or already there), False if undone.
+
+        Raises SwitchError if the engine cannot go on.
+        """
+        record = self._record = Record(order.epoch, self.layout.tp, order.tp, order.kv)
+        ranks = Transaction(record, self.settings, self.board, self.rank, self.groups.votes)
+        old, agreed = self.layout, False
         try:
-            self._phase("agree", lambda: self._agree(tp, epoch, kv))
+            self._agree(ranks.shared("agree", lambda: (order, self.layout.tp, self.epoch)))
+            agreed = True
+            new = Layout(self.settings.ranks, order.tp)
             if old != new:
-                locations = self._phase("quiesce", self._quiesce)
-                mine = self._phase("collect", lambda: self._pack(locations, kv))
-                requests = self._phase("collect", lambda: self._gather(mine))
-                plan, exchange = self._phase("move", lambda: self._prepare(new, requests, locations))
-                self._phase("move", lambda: self._exchange(new, exchange))
-                self._phase("rebind", lambda: self._rebind(new), vote=False)
-                self._phase("resume", lambda: self._resume(plan), vote=False)
+                locations = ranks.phase("quiesce", self._quiesce)
+                packed = ranks.shared("collect", lambda: self._pack(locations, order.kv))
+                plan, exchange = ranks.phase(
+                    "move", lambda: self._prepare(new, self._unpack(packed), locations, order.costs)
+                )
+                ranks.phase("exchange", lambda: self._exchange(new, exchange))
+                ranks.last_phase("rebind", lambda: self._rebind(new))
+                ranks.last_phase("resume", lambda: self._resume(plan))
         except SwitchAborted as error:
             record.error = str(error)
-            log.error("PAT: switch %d from tp %d to tp %d undone: %s", epoch, old.tp, tp, error)
-            self._roll_back(old)
-        self.epoch = epoch
-        self.board.show_switch(asdict(record), self.layout.tp, epoch)
+            log.error("PAT: switch %d from tp %d to tp %d undone: %s", order.epoch, old.tp, order.tp, error)
+            if agreed:  # on some rank requests may have been stopped
+                self._roll_back(old)
+        self.epoch = order.epoch
+        self.board.show_switch(asdict(record), self.layout.tp, order.epoch)
         return record.error is None
 
-    def _phase(self, name: str, work, vote: bool = True):
-        """Run a phase or a part of one, time it, and (before rebind) let all ranks agree that it went well everywhere.
-
-        What can fail on one rank alone has a vote of its own before the ranks exchange anything.
-        """
-        error, result = None, None
-        if vote:
-            try:
-                result = work()
-            except Exception as exception:
-                log.exception("PAT rank %d failed in phase %s", self.rank, name)
-                error = f"rank {self.rank}, phase {name}: {type(exception).__name__}: {exception}"
-            errors = [None] * self.settings.ranks
-            dist.all_gather_object(errors, error, group=self.votes)
-            failed = [e for e in errors if e]
-        else:
-            result, failed = work(), []
-        self._record.ends[name] = time.monotonic()
-        if failed:
-            raise SwitchAborted("; ".join(failed))
-        return result
-
-    def _agree(self, tp: int, epoch: int, kv: str) -> None:
-        told = [None] * self.settings.ranks
-        dist.all_gather_object(told, (tp, epoch, kv, self.layout.tp), group=self.votes)
-        if tp not in self.models:
-            raise ValueError(f"tp {tp} is not one of this engine's sizes {sorted(self.models)}")
+    def _agree(self, told: list[tuple[Order, int, int]]) -> None:
+        """Whether all ranks were asked the same and are in the same state; every rank comes to the same answer."""
+        order, _, epoch = told[0]
         if len(set(told)) > 1:
-            raise ValueError(f"ranks disagree on (tp, epoch, kv, present tp): {told}")
-        if epoch != self.epoch + 1:
-            raise ValueError(f"switch {epoch} does not follow switch {self.epoch}")
+            raise SwitchAborted(f"ranks disagree on the order, the present tp or the last switch: {told}")
+        if order.tp not in self.settings.tp_sizes:
+            raise SwitchAborted(f"tp {order.tp} is not one of this engine's sizes {self.settings.tp_sizes}")
+        if order.epoch != epoch + 1:
+            raise SwitchAborted(f"switch {order.epoch} does not follow switch {epoch}")
 
     def _quiesce(self) -> dict[str, torch.Tensor]:
-        locations = unfinished.kv_locations(self.scheduler)
-        self.scheduler.pause_generation(sg.PauseGenerationReqInput(mode="retract"))
+        """Stop at a step boundary and take all requests out of SGLang's batches.
+
+        Returns {request id: pool locations of its KV}. The overlap scheduler has launched a step whose tokens are
+        not known yet: its result is taken first, so that the requests are what they are after that step.
+        """
+        scheduler, overlap = self.scheduler, self.scheduler.enable_overlap
+        if overlap and scheduler.last_batch:
+            scheduler.process_batch_result(*scheduler.result_queue.popleft())
+        self.runtimes.device.synchronize()
+        locations = unfinished.kv_locations(scheduler)
+        scheduler.enable_overlap = False  # the result that SGLang would take now has been taken
+        try:
+            scheduler.pause_generation(sg.PauseGenerationReqInput(mode="retract"))
+        finally:
+            scheduler.enable_overlap = overlap
         return locations
 
     def _pack(self, locations: dict[str, torch.Tensor], kv: str) -> bytes:
         """This replica's unfinished requests, from its leader."""
-        kv_tokens = {rid: len(where) for rid, where in locations.items()} if kv == "migrate" else {}
+        kv_tokens = {} if kv == "recompute" else {rid: len(where) for rid, where in locations.items()}
         return unfinished.pack(self.scheduler.waiting_queue, kv_tokens) if self.is_leader else b""
 
-    def _gather(self, mine: bytes) -> list[Unfinished]:
+    def _unpack(self, packed: list[bytes]) -> list[Unfinished]:
         """Every unfinished request of the group, in the same order on all ranks."""
-        packed = [b""] * self.settings.ranks
-        dist.all_gather_object(packed, mine, group=self.votes)
         return [
             request
             for replica, leader in enumerate(self.layout.leaders)
@@ -153,39 +153,53 @@ class Switcher:
         ]
 
     def _prepare(
-        self, new: Layout, requests: list[Unfinished], locations: dict[str, torch.Tensor]
-    ) -> tuple[list[tuple[Unfinished, int, torch.Tensor | None]], Exchange | None]:
+        self,
+        new: Layout,
+        requests: list[Unfinished],
+        locations: dict[str, torch.Tensor],
+        costs: KvCosts | None,
+    ) -> tuple[list[tuple[Placed, torch.Tensor | None]], Exchange | None]:
         """Deal the requests to the new replicas and make room for their KV.
 
-        Returns what this rank takes over (request, tokens of its shared prefix, pool locations of the rest), and
-        the exchange that brings their KV, None if there is none to bring.
+        Returns what this rank takes over (with the pool locations of its KV after the shared prefix, None where it
+        is prefilled), and the exchange that brings the KV, None if there is none to bring.
         """
         scheduler, record, rank = self.scheduler, self._record, self.rank
-        targets = unfinished.assign(requests, new.dp)
-        shared = unfinished.shared_prefixes(requests, targets)
         if not scheduler.flush_cache(empty_cache=False):
             raise RuntimeError("SGLang's cache could not be flushed: requests are still running")
+        placed = unfinished.place(
+            requests,
+            new.dp,
+            tokens=self.pool.resize(len(new.kv_heads(rank, self.pool.kv_heads))),
+            rows=min(scheduler.req_to_token_pool.size, scheduler.max_running_requests),
+            sharing=scheduler.tree_cache.supports_prefix_sharing(),
+            costs=costs,
+        )
         moves, here, there, plan = [], [], [], []
-        for request, target, start in zip(requests, targets, shared, strict=True):
-            move = Move(request.source, target, start, request.kv_tokens)
+        for item in placed:
+            request = item.request
+            move = Move(request.source, item.target, item.shared, request.kv_tokens)
             fresh = None
-            if target == new.replica(rank) and move.tokens:
-                fresh = scheduler.token_to_kv_pool_allocator.alloc(move.tokens)
-                if fresh is None:
-                    raise MemoryError(f"no room for {move.tokens} tokens of KV of request {request.req.rid}")
-            if target == new.replica(rank):
-                plan.append((request, start, fresh))
+            if item.target == new.replica(rank):
+                if request.kv_tokens:
+                    fresh = scheduler.token_to_kv_pool_allocator.alloc(move.tokens)
+                    if fresh is None:
+                        raise MemoryError(f"no room for {move.tokens} tokens of KV of request {request.req.rid}")
+                plan.append((item, fresh))
             if move.tokens:
                 mine = move.source == self.layout.replica(rank)
                 moves.append(move)
-                here.append(locations[request.req.rid][start:] if mine else None)
+                here.append(locations[request.req.rid][item.shared :] if mine else None)
                 there.append(fresh)
         record.unfinished = len(requests)
         record.kv_tokens_moved = sum(move.tokens for move in moves)
-        record.kv_tokens_recomputed = sum(r.length for r in requests if not r.kv_tokens and r.req.output_ids)
+        record.kv_tokens_recomputed = sum(
+            p.request.length for p in placed if not p.request.kv_tokens and p.request.req.output_ids
+        )
         if not moves:
             return plan, None
-        return plan, Exchange(self.layout, new, rank, self.pool.kv_heads, moves, here, there)
+        like = (self.pool.base_k[0], self.pool.base_v[0])
+        return plan, Exchange(self.layout, new, rank, self.pool.kv_heads, moves, here, there, like)
 
     def _exchange(self, new: Layout, exchange: Exchange | None) -> None:
         """Move the KV, layer by layer; every rank or none has something to exchange."""
@@ -198,41 +212,65 @@ class Switcher:
             self._record.bytes_moved += exchange.run_layer(old_kv, new_kv, self.groups.world.device_group)
         self._record.exchange_s = time.monotonic() - begin
 
+    def _point(self, new: Layout) -> None:
+        """Let SGLang see the groups, the pool and the experts' rows of ``new``."""
+        self.groups.apply(new.tp)
+        self.pool.retype(len(new.kv_heads(self.rank, self.pool.kv_heads)))
+        for rows in self.experts:
+            rows.arrange(new.tp // self.base.tp)
+
     def _rebind(self, new: Layout) -> None:
         """Point SGLang at the new layout: context, groups, model, pool, sockets."""
         scheduler, runner = self.scheduler, self.runner
-        self.groups.apply(new.tp)
+        self._point(new)
+        self.runtimes.use(new.tp)
         group = self.groups.tp_group(new.tp)
-        runner.model = self.models[new.tp]
         runner.sampler.tp_sync_group = group.device_group
         for name in ("tp_group", "attn_tp_group", "dp_tp_group"):
             setattr(scheduler, name, group)
         for name in ("tp_cpu_group", "attn_tp_cpu_group", "dp_tp_cpu_group"):
             setattr(scheduler, name, group.cpu_group)
         scheduler.tp_size = new.tp
-        self.pool.retype(len(new.kv_heads(self.rank, self.pool.kv_heads)))
-        runner.init_attention_backends()
+        self._tell_capacity()
         self.layout = new
         # Only a leader streams tokens; a follower that slept would stall its leader's broadcasts.
         scheduler.ipc_channels.send_to_detokenizer.socket = self.detokenizer if self.is_leader else None
-        scheduler.idle_sleeper = self.idle_sleeper if new.tp == 1 else None
+        scheduler.idle_sleeper = self.idle_sleeper if new == self.base else None
         # Requests without a seed of their own draw from the process's generator: equal within a replica.
         sg.set_random_seed(self.runner.server_args.random_seed + 7919 * self._record.epoch + new.replica(self.rank))
 
-    def _resume(self, plan: list[tuple[Unfinished, int, torch.Tensor | None]]) -> None:
+    def _tell_capacity(self) -> None:
+        """All that remembers how many tokens the pool holds, SGLang's own leak check among it."""
+        scheduler = self.scheduler
+        tokens = scheduler.max_total_num_tokens = self.pool.allocator.size
+        for holder in CAPACITY_HOLDERS:
+            object.__setattr__(getattr(scheduler, holder), "max_total_num_tokens", tokens)  # some are frozen
+
+    def _resume(self, plan: list[tuple[Placed, torch.Tensor | None]]) -> None:
         scheduler = self.scheduler
         scheduler.waiting_queue.clear()
-        for request, shared, locations in plan:
-            unfinished.adopt(scheduler, request.req)
-            if locations is not None:
-                unfinished.insert_kv(scheduler, request, shared, locations)
-            scheduler._add_request_to_queue(request.req)
+        for item, _ in plan:
+            unfinished.adopt(scheduler, item.request.req)
+        unfinished.admit(scheduler, [(item, where) for item, where in plan if where is not None])
+        for item, where in plan:
+            if where is None:
+                scheduler._add_request_to_queue(item.request.req)
         scheduler.continue_generation(sg.ContinueGenerationReqInput(torch_empty_cache=False))
 
     def _roll_back(self, old: Layout) -> None:
-        """Go on in the old layout with the requests that this rank had; their KV may be gone."""
-        for req in self.scheduler.waiting_queue:
-            unfinished.adopt(self.scheduler, req)
-        if self.scheduler._engine_paused:
-            self.scheduler.flush_cache(empty_cache=False)
-            self.scheduler.continue_generation(sg.ContinueGenerationReqInput(torch_empty_cache=False))
+        """Go on in the old layout with the requests that this rank had; their KV is prefilled again.
+
+        The ranks of a replica must be alike: one that failed before it had stopped stops now, as the others did.
+        Raises SwitchError if it cannot.
+        """
+        scheduler = self.scheduler
+        try:
+            if not scheduler._engine_paused:
+                self._quiesce()
+            for req in scheduler.waiting_queue:
+                unfinished.adopt(scheduler, req)
+            scheduler.flush_cache(empty_cache=False)
+            self.pool.resize(len(old.kv_heads(self.rank, self.pool.kv_heads)))
+            scheduler.continue_generation(sg.ContinueGenerationReqInput(torch_empty_cache=False))
+        except Exception as exception:
+            raise SwitchError(f"rank {self.rank} could not undo a switch ({self._record.error})") from exception

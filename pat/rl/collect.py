@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from pat.engine.switch import PHASES
 from pat.engine.trace import decode_steps, readmission_s
+from pat.engine.transaction import PHASES
 from pat.predictor import Predictor
 from pat.predictor.remaining import drain
 from pat.rl.iteration import IterationError

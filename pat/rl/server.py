@@ -10,7 +10,7 @@ import json
 import os
 from pathlib import Path
 
-from pat.engine.cpu import processes
+from pat.engine.cpu import environment, processes
 from pat.policy import from_config
 from pat.rl import verl_api as verl
 from pat.rl.identity import Identities
@@ -45,6 +45,10 @@ class Server:
         options = dict((self.config.engine_kwargs or {}).get("sglang") or {})
         if self.settings.kv_tokens:
             options["max_total_tokens"] = self.settings.kv_tokens
+        # On accelerators training and generation share the memory: each leaves it while the other works.
+        self.shares_memory = environment.has_accelerator() and bool(self.config.free_cache_engine)
+        if self.shares_memory:
+            options["enable_memory_saver"] = True
         self.engine = Engine(
             model_path=self.model.local_path,
             ranks=ranks,
@@ -117,18 +121,21 @@ class Server:
     async def sleep(self) -> None:
         """The generation stage has ended: account for it, learn from it, go back to the base layout.
 
-        Raises IterationError if a request was lost; verl ends the job.
+        verl also calls it before the first stage. Raises IterationError if a request was lost; verl ends the job.
         """
-        if not self.iteration.requests:
-            return
-        self.iteration.check()
-        await self.engine.end_iteration()
-        self._log()
-        self.policy.observe(*self.iteration.lengths(self.cap))
+        if self.iteration.requests:
+            self.iteration.check()
+            await self.engine.end_iteration()
+            self._log()
+            self.policy.observe(*self.iteration.lengths(self.cap))
+        if self.shares_memory:
+            await self.engine.release_memory()
 
     async def load_weights(self, folder: str, global_steps: int | None) -> None:
         """Take new weights from a checkpoint folder and set up the layout of the next stage."""
         await self.engine.end_iteration()  # after a validation, which ends without sleep
+        if self.shares_memory:
+            await self.engine.resume_memory()
         await self.engine.update_weights(folder)
         self._begin(self.global_steps if global_steps is None else global_steps)
         await self.engine.begin_iteration()
@@ -160,6 +167,6 @@ class Server:
     async def _nothing(self, *args, **kwargs) -> None:
         pass
 
-    # The engine holds its memory throughout: nothing to wake, release or resume.
+    # Memory is released in sleep and resumed in load_weights, where it is needed: nothing else to do.
     wake_up = resume_generation = clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing
     start_profile = stop_profile = _nothing

@@ -1,7 +1,7 @@
 """Real SGLang engines on tiny random models, and Hugging Face as the reference."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -24,30 +24,56 @@ SHAPE = {
 }
 
 
-def write_model(folder, kind: str, seed: int = 0):
-    """A random checkpoint: "qwen3" (qk-norm, untied) or "llama" (tied embeddings)."""
+KINDS = {
+    "qwen3": ("qwen3", {"head_dim": 16}),  # qk-norm, untied
+    "llama": ("llama", {"tie_word_embeddings": True}),
+    "llama-untied": ("llama", {"tie_word_embeddings": False}),
+    "qwen2": ("qwen2", {}),  # bias in attention
+    "qwen3-moe": (
+        "qwen3_moe",
+        {
+            "head_dim": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "norm_topk_prob": True,
+        },
+    ),
+}
+
+
+def write_model(folder, kind: str, seed: int = 0, dtype: str = "float32", **shape):
+    """A random checkpoint of a kind of KINDS; shape: fields of its configuration that differ from SHAPE."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    extra = {"qwen3": {"head_dim": 16}, "llama": {"tie_word_embeddings": True}}[kind]
+    family, extra = KINDS[kind]
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(kind, **SHAPE, **extra)
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    config = AutoConfig.for_model(family, **SHAPE | extra | shape)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):  # a new model's are zero, and would hide a wrong one
+                parameter.normal_(std=0.1)
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
     return folder
 
 
 @dataclass
 class Reference:
-    """Hugging Face on the same checkpoint, fp32, without a KV cache of ours."""
+    """Hugging Face on the same checkpoint, without a KV cache of ours."""
 
     folder: str
+    dtype: str = "float32"
 
     def __post_init__(self):
         import torch
         from transformers import AutoModelForCausalLM
 
         self.torch = torch
-        self.model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=getattr(torch, self.dtype)).eval()
 
     def greedy(self, prompt, tokens):
         with self.torch.no_grad():
@@ -63,7 +89,7 @@ class Reference:
     def logprobs(self, prompt, response):
         """Teacher-forced log-probability of each response token."""
         with self.torch.no_grad():
-            logits = self.model(self.torch.tensor([prompt + response])).logits[0].log_softmax(-1)
+            logits = self.model(self.torch.tensor([prompt + response])).logits[0].float().log_softmax(-1)
         return [logits[len(prompt) - 1 + k, token].item() for k, token in enumerate(response)]
 
 
@@ -74,6 +100,8 @@ class Job:
     prompt: list
     tokens: int
     seed: int
+    params: dict = field(default_factory=dict)  # more sampling parameters
+    options: dict = field(default_factory=dict)  # more arguments of generate
 
 
 def jobs(lengths, shared_prompt=False):
@@ -96,16 +124,13 @@ class Driver:
         return self.engine.loop.run_until_complete(self._run(requests, temperature, switches, during))
 
     async def request(self, job, temperature, rid=None):
+        params = {"temperature": temperature, "max_new_tokens": job.tokens, "ignore_eos": True}
         return await self.engine.async_generate(
             rid=rid,
             input_ids=job.prompt,
-            sampling_params={
-                "temperature": temperature,
-                "max_new_tokens": job.tokens,
-                "ignore_eos": True,
-                "sampling_seed": job.seed,
-            },
+            sampling_params=params | {"sampling_seed": job.seed} | job.params,
             return_logprob=True,
+            **job.options,
         )
 
     async def progress(self, tokens, live):
@@ -134,11 +159,12 @@ def model_folder(tmp_path_factory):
     """write_model(kind, seed) once a session."""
     made = {}
 
-    def get(kind, seed=0):
-        if (kind, seed) not in made:
-            folder = tmp_path_factory.mktemp(f"{kind}-{seed}")
-            made[kind, seed] = str(write_model(folder, kind, seed))
-        return made[kind, seed]
+    def get(kind, seed=0, **shape):
+        key = (kind, seed, *sorted(shape.items()))
+        if key not in made:
+            folder = tmp_path_factory.mktemp("-".join(str(part) for part in key if not isinstance(part, tuple)))
+            made[key] = str(write_model(folder, kind, seed, **shape))
+        return made[key]
 
     return get
 
@@ -147,4 +173,13 @@ def start(folder, **options):
     processes.warm()
     from pat.engine.api import Engine
 
-    return Engine(model_path=folder, dtype="float32", skip_tokenizer_init=True, log_level="error", **options)
+    defaults = {"dtype": "float32", "skip_tokenizer_init": True, "log_level": "error"}
+    return Engine(model_path=folder, **defaults | options)
+
+
+def ids(outputs):
+    return [output["output_ids"] for output in outputs]
+
+
+def logprobs(output):
+    return [entry[0] for entry in output["meta_info"]["output_token_logprobs"]]

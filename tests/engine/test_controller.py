@@ -18,6 +18,7 @@ class Engine:
 
     max_new_tokens = 64
     in_flight = 0  # requests without an answer, as the main process counts them
+    paused = False
 
     def __init__(self, looks, steps_follow_layout=False, switch_with=None):
         self.looks, self.look = looks, -1
@@ -47,10 +48,8 @@ class Engine:
             self.asked.append((tp, kv, decision, rows))
             if self.switch_with:
                 await self.switch_with(self)
-            if tp == self.layout.tp:
-                return {}
-            self.layout = Layout(2, tp)
-            return {"total_s": 0.25}
+            before, self.layout = self.layout.tp, Layout(2, tp)
+            return {"tp_from": before, "tp_to": tp, "total_s": 0.25 if tp != before else 0.0}
 
 
 class Policy:
@@ -248,6 +247,24 @@ def test_a_new_generation_starts_its_counters_again():
     controller.begin()
     assert (controller.switches, controller.switch_s, controller.decision_s) == (0, 0.0, [])
     assert controller.state([]).elapsed_s == 0.0
+
+
+def test_the_policy_is_not_asked_while_generation_is_paused():
+    class Paused(Engine):
+        @property
+        def paused(self):
+            return self.look < 4
+
+    async def main():
+        engine = Paused(lives(2, 2, 2, 2, 2, 2, 2))
+        policy = Policy(engine)
+        controller = Controller(engine, policy)
+        controller.start()
+        await asyncio.wait_for(engine.ended.wait(), DEADLINE_S)
+        await asyncio.wait_for(controller.stop(), DEADLINE_S)
+        return policy.looks
+
+    assert asyncio.run(main()) == [4]
 
 
 def test_the_policy_waits_for_requests_that_no_rank_has_seen_yet():

@@ -105,7 +105,8 @@ class Plan:
             torch.tensor(at) if move.target == new.replica(rank) else None
             for move, (_, at) in zip(self.moves, self.after, strict=True)
         ]
-        return Exchange(old, new, rank, kv_heads, self.moves, here, there)
+        like = [torch.empty(1, dim) for dim in HEAD_DIMS]
+        return Exchange(old, new, rank, kv_heads, self.moves, here, there, like)
 
 
 @pytest.mark.parametrize("ranks", [4, 8])
@@ -118,7 +119,7 @@ def test_the_plan_writes_each_token_and_head_once_and_both_sides_agree_on_it(ran
             written = Counter(
                 (int(at), head)
                 for side in exchange.receives.values()
-                for at in side.index()
+                for at in side.index
                 for head in range(side.heads.start, side.heads.stop)
             )
             wanted = Counter(
@@ -158,11 +159,16 @@ def fill(view: torch.Tensor, kind: int, layer: int, heads: range, tokens: np.nda
             view[at, local, dim] = torch.from_numpy(code(kind, layer, head, tokens, dim)).float()
 
 
+def pool_of(keys, values, tokens: int, kv_heads: int) -> Pool:
+    kind = {"kv_cache_layout": "nhd", "post_capture_active": False}
+    return Pool(SimpleNamespace(k_buffer=keys, v_buffer=values, **kind), SimpleNamespace(size=tokens), kv_heads)
+
+
 def move_and_compare(kv_heads: int, old: Layout, new: Layout, rank: int, seed: int) -> dict:
     """Carry out one plan; {"sent": bytes that left this rank, "wrong": the first wrong number or None}."""
     plan = Plan.draw(old, new, seed)
     storage = [[torch.full((SLOTS, kv_heads, d), torch.nan) for _ in range(LAYERS)] for d in HEAD_DIMS]
-    pool = Pool(SimpleNamespace(k_buffer=storage[0], v_buffer=storage[1]), kv_heads)
+    pool = pool_of(storage[0], storage[1], SLOTS - 1, kv_heads)
     old_heads, new_heads = old.kv_heads(rank, kv_heads), new.kv_heads(rank, kv_heads)
     exchange, sent, wrong = plan.exchange(old, new, rank, kv_heads), 0, None
     for layer in range(LAYERS):
@@ -242,6 +248,23 @@ def test_no_byte_travels_that_need_not(exchanged, case):
     plan = Plan.draw(old, new, CASES.index(case))
     sent = sum(result["sent"] for result in exchanged[case])
     assert sent == bytes_between_ranks(plan, kv_heads, old, new)
+
+
+@pytest.mark.parametrize(("heads", "tokens"), [(8, 99), (4, 199), (2, 399), (1, 799), (3, 265)])
+def test_fewer_heads_a_token_leave_room_for_more_tokens(heads, tokens):
+    storage = [torch.zeros(100, 8, dim) for dim in HEAD_DIMS]
+    pool = pool_of(storage[:1], storage[1:], 99, 8)
+    assert pool.tokens(heads) == tokens
+    for view, dim in zip(pool.layer(0, heads), HEAD_DIMS, strict=True):
+        assert view.shape == (tokens + 1, heads, dim)
+        view.fill_(1.0)
+    assert all(base.sum() <= base.numel() for base in storage)
+
+
+def test_a_pool_of_another_layout_is_refused():
+    pool = SimpleNamespace(kv_cache_layout="hnd", post_capture_active=False)
+    with pytest.raises(ValueError, match="layout 'hnd'"):
+        Pool(pool, SimpleNamespace(size=1), 1)
 
 
 def test_the_matrix_moves_shared_prefixes_once_and_something_in_every_case():

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat.engine.requests import Unfinished, assign, kv_locations, pack, shared_prefixes, unpack
+from pat.engine.requests import Unfinished, assign, kv_locations, pack, place, unpack
+from pat.engine.settings import KvCosts
 
 TOKENS = st.lists(st.integers(0, 2), max_size=6)  # few tokens, so that many requests share a beginning
 
@@ -31,57 +32,78 @@ def requests(draw):
     return request(prompt, output, kv_tokens, draw(st.sampled_from([None, "a"])), draw(st.sampled_from([None, "s"])))
 
 
-@st.composite
-def dealt_requests(draw):
-    some = draw(st.lists(requests(), max_size=12))
-    return some, draw(st.lists(st.integers(0, 2), min_size=len(some), max_size=len(some)))
+SOME = st.lists(requests(), max_size=12)
+PLENTY = {"tokens": 10_000, "rows": 100, "sharing": True, "costs": None}
 
 
-def branch(request, target):
+def branch(placed):
     """What must be equal for two requests to share KV."""
-    return target, request.req.extra_key, request.req.cache_salt
+    return placed.target, placed.request.req.extra_key, placed.request.req.cache_salt
 
 
 @settings(deadline=None)
-@given(dealt_requests())
-def test_a_prefix_is_shared_if_an_earlier_request_of_the_target_has_it(case):
-    some, targets = case
-    there, expected = set(), []
-    for one, target in zip(some, targets, strict=True):
-        tokens = [*one.req.origin_input_ids, *one.req.output_ids][: one.kv_tokens]
-        prefixes = [(branch(one, target), tuple(tokens[: i + 1])) for i in range(len(tokens))]
-        expected.append(sum(prefix in there for prefix in prefixes))
+@given(SOME, st.integers(1, 3))
+def test_a_prefix_is_shared_if_an_earlier_request_of_the_target_has_it(some, replicas):
+    there = set()
+    for placed in place(some, replicas, **PLENTY):
+        tokens = list(placed.request.tokens)
+        prefixes = [(branch(placed), tuple(tokens[: i + 1])) for i in range(len(tokens))]
+        assert placed.shared == sum(prefix in there for prefix in prefixes)
         there.update(prefixes)
-    assert shared_prefixes(some, targets) == expected
 
 
 @settings(deadline=None)
-@given(dealt_requests())
-def test_each_distinct_token_of_a_target_is_moved_once(case):
-    some, targets = case
-    moved = sum(one.kv_tokens - start for one, start in zip(some, shared_prefixes(some, targets), strict=True))
+@given(SOME, st.integers(1, 3))
+def test_each_distinct_token_of_a_target_is_moved_once(some, replicas):
+    placed = place(some, replicas, **PLENTY)
     distinct = {
-        (branch(one, target), tuple(one.tokens[:end]))
-        for one, target in zip(some, targets, strict=True)
-        for end in range(1, one.kv_tokens + 1)
+        (branch(one), tuple(one.request.tokens[:end])) for one in placed for end in range(1, one.request.kv_tokens + 1)
     }
-    assert moved == len(distinct)
+    assert sum(one.request.kv_tokens - one.shared for one in placed) == len(distinct)
+
+
+@settings(deadline=None)
+@given(SOME, st.integers(1, 3), st.integers(0, 40), st.integers(0, 5), st.booleans())
+def test_what_does_not_fit_stays_behind_and_nothing_is_lost(some, replicas, tokens, rows, sharing):
+    placed = place(some, replicas, tokens=tokens, rows=rows, sharing=sharing, costs=None)
+    assert [one.request.req for one in placed] == [one.req for one in some]
+    assert [one.target for one in placed] == assign(some, replicas)
+    for replica in range(replicas):
+        moved = [one for one in placed if one.target == replica and one.request.kv_tokens]
+        assert len(moved) <= rows
+        assert sum(one.request.kv_tokens - one.shared + 1 for one in moved) <= tokens
+    if not sharing:
+        assert not any(one.shared for one in placed)
+
+
+def test_kv_moves_where_that_is_cheaper():
+    some = [request([1] * 3), request([2] * 30), request([3] * 300)]
+    per_token = KvCosts(1.0, 0.0, 2.0, 0.0)
+    per_request = KvCosts(1.0, 100.0, 2.0, 0.0)  # pays from 100 tokens on
+    never = KvCosts(2.0, 0.0, 1.0, 0.0)
+
+    def moved(costs):
+        return [one.request.kv_tokens for one in place(some, 1, **PLENTY | {"costs": costs})]
+
+    assert (moved(None), moved(per_token)) == ([3, 30, 300], [3, 30, 300])
+    assert (moved(per_request), moved(never)) == ([0, 0, 300], [0, 0, 0])
+    assert KvCosts.from_message(per_request.to_message()) == per_request
 
 
 def test_samples_of_one_prompt_share_the_prompt():
     some = [request([5, 6, 7], output) for output in ([1], [2, 3], [2, 4])]
-    assert shared_prefixes(some, [0, 0, 0]) == [0, 3, 4]
-    assert shared_prefixes(some, [0, 1, 0]) == [0, 0, 3]
+    assert [one.shared for one in place(some, 1, **PLENTY)] == [0, 3, 4]
 
 
 def test_a_request_without_kv_neither_shares_nor_is_shared():
     some = [request([5, 6], kv_tokens=0), request([5, 6]), request([5, 6, 7], kv_tokens=0)]
-    assert shared_prefixes(some, [0, 0, 0]) == [0, 0, 0]
+    assert [one.shared for one in place(some, 1, **PLENTY)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("difference", [{"extra_key": "other"}, {"cache_salt": "other"}])
 def test_requests_that_the_radix_tree_keeps_apart_share_nothing(difference):
-    assert shared_prefixes([request([1, 2]), request([1, 2], **difference)], [0, 0]) == [0, 0]
+    some = [request([1, 2]), request([1, 2], **difference)]
+    assert [one.shared for one in place(some, 1, **PLENTY)] == [0, 0]
 
 
 @settings(deadline=None)

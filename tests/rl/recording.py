@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from pat.engine.switch import PHASES
+from pat.engine.transaction import PHASES
 
 
 def request(key, arrive, finish, tokens, prompt=10, reason="stop", seed=0) -> dict:

@@ -88,5 +88,6 @@ def server_args() -> dict:
         "sampling_backend": "pytorch",
         "skip_server_warmup": True,
         "sleep_on_idle": True,  # an idle replica would otherwise spin and take a core from the others
+        "disable_overlap_schedule": True,  # there is no device to overlap with
         "max_total_tokens": 16384,
     }

@@ -19,7 +19,9 @@ ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 signal.signal(signal.SIGQUIT, lambda *_: os.kill(os.getppid(), signal.SIGQUIT))
 
 environment.prepare()  # before SGLang is imported
+os.environ.setdefault("TQDM_DELAY", "2")  # seconds; else a bar for every load of weights
 
-import sglang.srt.managers.data_parallel_controller  # noqa: E402
-import sglang.srt.managers.detokenizer_manager  # noqa: E402
-import sglang.srt.managers.scheduler  # noqa: E402, F401
+from pat.engine import sglang_api as sg  # noqa: E402
+
+for name in ("DataParallelController", "DetokenizerManager", "Scheduler"):
+    getattr(sg, name)

@@ -25,8 +25,24 @@ def warm() -> None:
     if environment.has_accelerator():
         return
     environment.prepare()
+    _forget_reaped_server()
     forkserver.set_forkserver_preload([PRELOAD])
     forkserver.ensure_running()
+
+
+def _forget_reaped_server() -> None:
+    """Let multiprocessing start another server if the end of ours was waited for elsewhere, as psutil does.
+
+    An engine that is shut down ends all children of its process, the server too. multiprocessing would fail to wait.
+    """
+    server = forkserver._forkserver
+    if server._forkserver_pid is None:
+        return
+    try:
+        os.waitid(os.P_PID, server._forkserver_pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
 
 
 class _Process(context.ForkServerProcess):
@@ -43,6 +59,7 @@ class _Context(context.ForkServerContext):
 
 def use() -> None:
     """Fork what this process and its children start through multiprocessing from now on."""
+    _forget_reaped_server()
     forkserver.set_forkserver_preload([PRELOAD])
     context._default_context._actual_context = _Context()
 

@@ -1,0 +1,77 @@
+"""What differs between an accelerator and a CPU for what is made once at start: memory, graphs, first collectives."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+import torch.distributed as dist
+
+
+class Cpu:
+    """A CPU: memory is not counted, and SGLang captures no graphs."""
+
+    captures_graphs = False
+    total_bytes = 0
+    connect_bytes = 64  # gloo's ranks are connected when the group is made: enough to show that the group answers
+
+    def __init__(self, name: str = "cpu") -> None:
+        self.name = name
+
+    def synchronize(self) -> None:
+        """Wait for all work of this process on the device."""
+
+    def empty_cache(self) -> None:
+        """Give memory that torch keeps but does not use back to the device."""
+
+    def used_bytes(self) -> int:
+        """Bytes in use on the device, of this process and all others."""
+        return 0
+
+    def connect(self, group: dist.ProcessGroup) -> None:
+        """Use ``group`` once in each way that a step or a switch does; called on all of its ranks.
+
+        NCCL connects a group's ranks at first use, anew for another algorithm, which it chooses by the size of the
+        message: seconds that a switch would spend, and memory that would be missing then.
+        """
+        ranks = dist.get_world_size(group)
+        if ranks == 1:
+            return
+        sent = torch.zeros(ranks * self.connect_bytes // 4, dtype=torch.float32, device=self.name)
+        received = torch.empty_like(sent)
+        dist.all_reduce(sent[:1], group=group)
+        dist.all_reduce(sent, group=group)
+        dist.all_gather(list(received.chunk(ranks)), sent.chunk(ranks)[0], group=group)
+        dist.all_to_all_single(received, sent, group=group)
+        self.synchronize()
+
+
+class Accelerator(Cpu):
+    """What torch calls ``name`` ("cuda"): device-wide memory figures, since graphs also take the driver's memory."""
+
+    captures_graphs = True
+    connect_bytes = 4 << 20  # to each peer, as SGLang's own warm-up of such an exchange sends
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.module = torch.get_device_module(name)
+        self.total_bytes = self.module.mem_get_info()[1]
+
+    def synchronize(self) -> None:
+        self.module.synchronize()
+
+    def empty_cache(self) -> None:
+        self.module.empty_cache()
+
+    def used_bytes(self) -> int:
+        self.synchronize()
+        gc.collect()
+        self.empty_cache()
+        free, total = self.module.mem_get_info()
+        return total - free
+
+
+def device_of(name: str) -> Cpu:
+    """The device that SGLang calls ``name``: "cpu", or an accelerator's name with or without its index."""
+    kind = name.partition(":")[0]
+    return Cpu(kind) if kind == "cpu" else Accelerator(kind)

@@ -1,0 +1,64 @@
+"""What a request's sampling must not forget at a switch: its seed, and the tokens that its penalties count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+def from_schedule_batch(original, cls, batch, vocab_size):
+    """Hook around SGLang's ``SamplingBatchInfo.from_schedule_batch``."""
+    info = original(cls, batch, vocab_size)
+    if info.sampling_seed is None:
+        info.sampling_seed = seeds(batch.reqs, info.temperatures.device)
+    info.penalizer_orchestrator = with_history(info.penalizer_orchestrator, batch)
+    return info
+
+
+def seeds(reqs: list, device: torch.device) -> torch.Tensor:
+    """Seed of each request [requests], int64.
+
+    SGLang fills the seeds in only in its deterministic mode, which torch_native refuses. A seeded token depends on
+    (seed, position) alone, hence not on the layout. A request without a seed draws one, which is the same on all
+    ranks of its replica.
+    """
+    given = [req.sampling_params.sampling_seed for req in reqs]
+    drawn = torch.randint(1 << 31, (len(reqs),)).tolist()
+    chosen = [new if seed is None else seed for seed, new in zip(given, drawn, strict=True)]
+    return torch.tensor(chosen, dtype=torch.int64, device=device)
+
+
+@dataclass(eq=False)
+class _Batch:
+    """As much of a ScheduleBatch as SGLang's penalties look at."""
+
+    reqs: list
+    device: torch.device
+
+
+def with_history(orchestrator, batch):
+    """SGLang's penalties of ``batch`` (an orchestrator), having counted the tokens generated so far.
+
+    SGLang starts to count anew when a request is retracted. A batch that goes on with a decode step counts the
+    newest token in that step.
+    """
+    newest = 1 if batch.forward_mode.is_prebuilt() else 0
+    history = [req.output_ids[: len(req.output_ids) - newest] for req in batch.reqs]
+    if not orchestrator.is_required or not any(history):
+        return orchestrator
+    prepared = {kind for kind, penalizer in orchestrator.penalizers.items() if penalizer.is_prepared()}
+    batches = [_Batch([req], orchestrator.device) for req in batch.reqs]  # kept: only weak references are held
+    ones = []
+    for one_batch, tokens in zip(batches, history, strict=True):  # SGLang counts the same number for all of a batch
+        one = type(orchestrator)(orchestrator.vocab_size, one_batch, set(orchestrator.penalizers))
+        for kind in prepared:
+            one.penalizers[kind].prepare()
+        for token in tokens:
+            one.cumulate_output_tokens(torch.tensor([token], device=orchestrator.device))
+        ones.append(one)
+    total, *others = ones
+    for other in others:
+        total.merge(other)
+    total.is_required, total.batch = True, batch
+    return total

@@ -1,0 +1,160 @@
+"""SGLang's tokenizer manager, through which all that is asked of an engine goes.
+
+It waits for no process that has ended, loads weights in the base layout only, and refuses what PAT cannot carry
+across a switch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+from pat.engine import refusals
+from pat.engine import sglang_api as sg
+from pat.engine.shared import is_shared_folder
+from pat.engine.watch import Watch, ring_all
+
+log = logging.getLogger(__name__)
+
+FLUSH_S = 30.0  # a rank that has answered its last request is idle a step later
+
+
+class TokenizerManager(sg.TokenizerManager):
+    """watch: of the engine's processes. at_base: a context in which the engine is, and stays, in its base layout."""
+
+    def __init__(
+        self, server_args, port_args, *, watch: Watch, at_base: Callable[[], AbstractAsyncContextManager]
+    ) -> None:
+        self.watch, self.at_base = watch, at_base
+        self.released: set[str] = set()  # kinds of memory that the ranks have given back
+        super().__init__(server_args, port_args)
+
+    # --- what waits ends with the engine -------------------------------------------------------------------
+    def init_request_dispatcher(self) -> None:
+        super().init_request_dispatcher()
+        self.signal_handler_class = Signals
+        for name, value in list(vars(self).items()):
+            if isinstance(value, sg.FanOutCommunicator):
+                setattr(self, name, Communicator(self.watch, value))
+
+    async def generate_request(self, obj, request=None):
+        refusals.check_request(obj)
+        self.check_memory()
+        answers = super().generate_request(obj, request)
+        try:
+            while True:
+                try:
+                    answer = await self.watch.outlive(answers.__anext__())
+                except StopAsyncIteration:
+                    return
+                yield answer
+        finally:
+            await answers.aclose()
+
+    def _dispatch_to_scheduler(self, obj) -> None:
+        self.watch.check()
+        super()._dispatch_to_scheduler(obj)
+
+    async def _async_dispatch_to_scheduler(self, obj) -> None:
+        await self.watch.outlive(super()._async_dispatch_to_scheduler(obj))
+
+    def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
+        if self.watch.death is None:  # else there is nothing to abort; SGLang does so for each request that fails
+            super().abort_request(rid, abort_all)
+
+    async def handle_loop(self) -> None:
+        try:
+            await super().handle_loop()
+        except Exception as error:  # SGLang would end this process, which is the user's
+            log.exception("PAT: reading the answers of the engine's processes failed")
+            self.watch.declare_dead(f"reading the answers of its processes failed: {type(error).__name__}: {error}")
+
+    def auto_create_handle_loop(self) -> None:
+        if self.event_loop not in (None, asyncio.get_running_loop()):
+            raise RuntimeError(
+                "the engine's answers arrive in the event loop of the first call to it, which is another one: make "
+                "all calls in one loop (one asyncio.run around all of them, or only blocking methods)"
+            )
+        super().auto_create_handle_loop()
+
+    # --- weights -------------------------------------------------------------------------------------------
+    async def _wait_for_model_update_from_disk(self, obj):
+        """SGLang calls it when no request is unfinished, and keeps new ones waiting; or while it is paused."""
+        async with self.at_base():
+            flush, obj.flush_cache = obj.flush_cache, obj.flush_cache and self.is_pause
+            try:
+                done = await self.watch.outlive(super()._wait_for_model_update_from_disk(obj))
+            finally:
+                obj.flush_cache = flush
+            if done[0] and flush and not self.is_pause:
+                # Not together with the update: an answer can arrive here before the rank that sent it is idle.
+                flushed = await self.flush_cache_communicator(sg.FlushCacheReqInput(timeout_s=FLUSH_S))
+                if not all(one.success for one in flushed):
+                    return False, f"the cache of the old weights could not be flushed within {FLUSH_S:g} s", done[2]
+            return done
+
+    async def _weight_update_session_call(self, communicator, obj):
+        async def call(obj):
+            async with self.at_base():
+                return await communicator(obj)
+
+        return await super()._weight_update_session_call(call, obj)
+
+    def _update_model_path_info(self, model_path: str, load_format: str) -> None:
+        if not is_shared_folder(model_path):  # handed over in shared memory, which is gone when they are loaded
+            super()._update_model_path_info(model_path, load_format)
+
+    # --- memory --------------------------------------------------------------------------------------------
+    def check_memory(self) -> None:
+        """Raise RuntimeError if memory that generation needs has been released."""
+        if self.released:
+            raise RuntimeError(f"{', '.join(sorted(self.released))} of the engine are released: resume them first")
+
+    async def release_memory_occupation(self, obj, request=None) -> None:
+        """SGLang's, once no request is unfinished (or in a pause), in the base layout, of what is not released yet.
+
+        Other sizes are views of what comes back at the same addresses.
+        """
+        tags = set(obj.tags or sg.GPU_MEMORY_ALL_TYPES) - self.released
+        if not tags:
+            return
+        obj.tags = sorted(tags)
+        unfinished = contextlib.nullcontext() if self.is_pause else self.model_update_lock.writer_lock
+        async with unfinished, self.at_base():
+            # A rank asserts that it is idle, and would end the engine if it were not.
+            idle = sg.FlushCacheReqInput(timeout_s=None if self.is_pause else FLUSH_S)
+            if not all(one.success for one in await self.flush_cache_communicator(idle)):
+                raise RuntimeError("memory cannot be released: requests are still running")
+            await super().release_memory_occupation(obj, request)
+            self.released |= tags
+
+    async def resume_memory_occupation(self, obj, request=None) -> None:
+        """SGLang's, of what is released."""
+        tags = set(obj.tags or sg.GPU_MEMORY_ALL_TYPES) & self.released
+        if tags:
+            obj.tags = sorted(tags)
+            await super().resume_memory_occupation(obj, request)
+            self.released -= tags
+
+
+class Communicator:
+    """One of SGLang's fan-outs to all schedulers, whose answers are not waited for longer than the engine lives."""
+
+    def __init__(self, watch: Watch, communicator) -> None:
+        self.watch, self.communicator = watch, communicator
+
+    async def __call__(self, obj):
+        return await self.watch.outlive(self.communicator(obj))
+
+    def __getattr__(self, name: str):
+        return getattr(self.communicator, name)
+
+
+class Signals(sg.SignalHandler):
+    """SIGQUIT, by which SGLang's processes report a failure, ends this process no more."""
+
+    def running_phase_sigquit_handler(self, signum=None, frame=None) -> None:
+        ring_all()

@@ -1,0 +1,84 @@
+"""Families of models, odd vocabularies and bfloat16: exact across switches."""
+
+import pytest
+
+from tests.engine.conftest import Driver, Reference, ids, jobs, logprobs, start
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+LENGTHS = (12, 40, 12, 40)
+UP_DOWN_UP = [(14, 2, "migrate"), (20, 1, "migrate"), (28, 2, "migrate")]
+
+
+def check(folder, sizes=(1, 2), switches=UP_DOWN_UP):
+    """Greedy tokens across switches are Hugging Face's, before and after an update to other weights."""
+    engine = start(folder, tp_sizes=sizes, max_total_tokens=1024)
+    try:
+        reference, requests = Reference(folder), jobs(LENGTHS, shared_prompt=True)
+        expected = [reference.greedy(job.prompt, job.tokens) for job in requests]
+        driver = Driver(engine)
+        for _ in range(2):  # the second time after a whole cycle
+            assert ids(driver.run(requests, switches=switches)) == expected
+        assert len([r for r in engine.switches if r["kv_tokens_moved"]]) == 2 * len(switches)
+    finally:
+        engine.shutdown()
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3-moe"])
+def test_family(model_folder, kind):
+    check(model_folder(kind))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind", ["llama", "llama-untied", "qwen2", "qwen3", "qwen3-moe"])
+def test_family_on_four_ranks(model_folder, kind):
+    check(
+        model_folder(kind), (1, 2, 4), [(14, 4, "migrate"), (20, 2, "migrate"), (26, 1, "migrate"), (32, 4, "migrate")]
+    )
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "kind"),
+    [
+        (32001, "llama"),
+        pytest.param(32001, "llama-untied", marks=pytest.mark.matrix),
+        (49159, "llama-untied"),
+        pytest.param(49159, "llama", marks=pytest.mark.matrix),
+    ],
+)
+def test_a_vocabulary_that_no_size_divides(model_folder, vocabulary, kind):
+    folder = model_folder(kind, vocab_size=vocabulary)
+    engine = start(folder, tp_sizes=(1, 2, 4), max_total_tokens=512)
+    try:
+        reference, requests = Reference(folder), jobs((24, 30))
+        switches = [(8, 2, "migrate"), (14, 4, "migrate"), (20, 1, "migrate")]
+        outputs = Driver(engine).run(requests, switches=switches)
+        assert ids(outputs) == [reference.greedy(job.prompt, job.tokens) for job in requests]
+        # At this temperature every id is about as likely as any other, a padded one too if it could be drawn.
+        sampled = Driver(engine).run(jobs((200,) * 4), temperature=100.0, switches=switches)
+        assert all(0 <= token < vocabulary for tokens in ids(sampled) for token in tokens)
+        assert max(max(tokens) for tokens in ids(sampled)) > vocabulary * 0.95
+    finally:
+        engine.shutdown()
+
+
+def test_bfloat16_stays_within_its_noise(model_folder):
+    folder = model_folder("qwen3", dtype="bfloat16")
+    engine = start(folder, tp_sizes=(1, 2), max_total_tokens=1024, dtype="bfloat16")
+    try:
+        driver, requests = Driver(engine), jobs(LENGTHS)
+        exact = Reference(folder)  # the same weights, computed in fp32
+
+        def error(outputs):
+            return max(
+                abs(got - forced)
+                for job, output in zip(requests, outputs, strict=True)
+                for got, forced in zip(logprobs(output), exact.logprobs(job.prompt, output["output_ids"]), strict=True)
+            )
+
+        static = error(driver.run(requests, temperature=1.0))
+        switched = error(driver.run(requests, temperature=1.0, switches=UP_DOWN_UP))
+        assert 0 < static < 0.2  # what bfloat16 costs without any switch
+        assert switched < 2 * static
+    finally:
+        engine.shutdown()
