@@ -62,6 +62,15 @@ class Layout:
         return range(head, head + 1)
 
 
+def neighbours(ranks: int, tp_sizes: Sequence[int]) -> list[int]:
+    """The ranks in an order in which the replicas of every size are consecutive: how to put them on devices in a row.
+
+    Each size must divide the next.
+    """
+    sizes = sorted(tp_sizes, reverse=True)
+    return sorted(range(ranks), key=lambda rank: [Layout(ranks, tp).replica(rank) for tp in sizes] + [rank])
+
+
 def legal_tp(heads: int, kv_heads: int, ranks: int) -> tuple[int, ...]:
     """Tensor-parallel sizes that ``ranks`` ranks can run a model with ``heads`` query and ``kv_heads`` KV heads at.
 

@@ -52,7 +52,7 @@ REFUSED = [
     ({"arms": ["pat", "pat"]}, "arms: got ['pat', 'pat']", "once"),
     ({"tp_sizes": [1, 3]}, "tp_sizes: got [1, 3]", "divisors of ranks (1, 2)"),
     ({"tp_sizes": [2, 2]}, "tp_sizes: got [2, 2]", "different divisors"),
-    ({"ranks": 6, "tp_sizes": [2, 3], "rollout": {"prompts": 6}}, "tp_sizes: got [2, 3]", "each of which divides the larger ones"),
+    ({"ranks": 6, "tp_sizes": [2, 3], "rollout": {"prompts": 6}}, "tp_sizes: got [2, 3]", "which divides the larger"),
     ({"model": {"source": "gpt-9"}}, "model.source: got 'gpt-9'", "tiny-qwen3, tiny-llama, or the folder"),
     ({"data": {"source": "no.parquet"}}, "data.source: got 'no.parquet'", "arithmetic, or a Parquet"),
     ({"data": {"train_size": 0}}, "data.train_size: got 0", "greater than or equal to 1"),

@@ -1,12 +1,13 @@
 """Layouts: who is in which replica, who holds which heads, and how requests are dealt."""
 
+import math
 from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat.layout import Layout, deal, legal_tp
+from pat.layout import Layout, deal, legal_tp, neighbours
 
 
 @st.composite
@@ -72,6 +73,17 @@ def test_what_a_rank_holds_when_wide_lies_inside_what_it_holds_when_narrow(tp, w
         assert shards[0] <= shards[1]
         kv_heads = heads * wide.tp
         assert set(wide.kv_heads(rank, kv_heads)) <= set(narrow.kv_heads(rank, kv_heads))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(1, 3))
+def test_neighbours_form_the_replicas_of_every_size(factors, dp):
+    sizes = [math.prod(factors[: i + 1]) for i in range(len(factors))]
+    ranks = sizes[-1] * dp
+    order = neighbours(ranks, sizes)
+    for tp in sizes:
+        consecutive = [set(order[i : i + tp]) for i in range(0, ranks, tp)]
+        assert sorted(map(sorted, consecutive)) == sorted(map(list, Layout(ranks, tp).replicas))
 
 
 @settings(deadline=None)

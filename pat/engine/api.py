@@ -18,6 +18,7 @@ from pat.engine import sglang_api as sg
 from pat.engine.board import Board
 from pat.engine.controller import Controller
 from pat.engine.cpu import environment
+from pat.engine.device import visible_devices
 from pat.engine.errors import EngineDead, SwitchUndone
 from pat.engine.plugin import SWITCH
 from pat.engine.settings import KV_CHOICES, VARIABLE, KvCosts, Settings
@@ -41,6 +42,7 @@ class Engine(Unsupported, WeightUpdates, sg.Engine):
     max_new_tokens: the cap on response length that the policy reckons with, tokens.
     kv_costs: what a request's KV costs at a switch with kv="auto"; None: a guess from the model's shape.
     deadline_s: longest that a phase of a switch may take, seconds.
+    graph_memory_bytes: device memory that the graphs of one size may take; None: 5 % of the device's.
     Other arguments are sglang.Engine's. Raises ValueError for an option or a model that cannot be supported, saying
     why, before anything starts; EngineDead if a process ends while they start. From then on every call that waits
     for the engine raises EngineDead when one of its processes ends.
@@ -59,6 +61,7 @@ class Engine(Unsupported, WeightUpdates, sg.Engine):
         max_new_tokens: int = 4096,
         kv_costs: KvCosts | None = None,
         deadline_s: float = 60.0,
+        graph_memory_bytes: int | None = None,
         **kwargs,
     ) -> None:
         sg.check()
@@ -68,7 +71,8 @@ class Engine(Unsupported, WeightUpdates, sg.Engine):
         refusals.check_model(config, tp_sizes, ranks)
         self.kv_costs = kv_costs or _guess_costs(config, kwargs.get("dtype"))
         shared = shared_folder("engine")
-        self.settings = Settings(ranks, tp_sizes, f"tcp://127.0.0.1:{_free_port()}", str(shared), deadline_s)
+        meet = f"tcp://127.0.0.1:{_free_port()}"
+        self.settings = Settings(ranks, tp_sizes, meet, str(shared), deadline_s, graph_memory_bytes)
         self.layout = Layout(ranks, self.settings.base)
         self.max_new_tokens = max_new_tokens
         self.switches: list[dict] = []
@@ -94,7 +98,9 @@ class Engine(Unsupported, WeightUpdates, sg.Engine):
         """The environment that SGLang's processes start with."""
         variables = {VARIABLE: self.settings.to_environment()}
         variables["TQDM_DELAY"] = os.environ.get("TQDM_DELAY", "2")  # seconds; else a bar for every bucket of weights
-        if not environment.has_accelerator():
+        if environment.has_accelerator():
+            variables |= visible_devices(self.layout, self.settings.tp_sizes)
+        else:
             variables |= environment.thread_binding(self.settings.ranks)
         saved = {key: os.environ.get(key) for key in variables}
         os.environ.update(variables)

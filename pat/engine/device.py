@@ -3,9 +3,29 @@
 from __future__ import annotations
 
 import gc
+import os
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+
+from pat.layout import Layout, neighbours
+
+
+def visible_devices(layout: Layout, tp_sizes: Sequence[int]) -> dict[str, str]:
+    """CUDA_VISIBLE_DEVICES for an engine of base ``layout``, so that each replica is on devices in a row.
+
+    SGLang gives its processes the visible devices in the order of replicas; the ranks of a wide replica would be
+    far from each other there, which matters where not all devices are linked alike. Raises ValueError with fewer
+    devices than ranks.
+    """
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = given.split(",") if given else [str(i) for i in range(torch.cuda.device_count())]
+    if len(devices) < layout.ranks:
+        raise ValueError(f"{layout.ranks} ranks need as many GPUs; visible are {len(devices)} ({','.join(devices)})")
+    order = neighbours(layout.ranks, tp_sizes)
+    processes = [layout.rank(replica, tp_rank) for replica in range(layout.dp) for tp_rank in range(layout.tp)]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(devices[order.index(rank)] for rank in processes)}
 
 
 class Cpu:

@@ -17,6 +17,8 @@ _SHARDED = "PAT divides a model by tensor parallelism only"
 _QUANTISED = "packed quantised weights cannot be viewed as a narrower shard"
 _OUTSIDE = "KV that is kept outside of the pool has the heads of one size and is not moved"
 _ELSEWHERE = "all sizes are views of the weights in each rank's own memory, which must stay there"
+_ONE_SIZE = "it keeps communication buffers or a compiled model for one size"
+_STRIDED = "the kernel must take weights that are views with strides"
 _BATCHES = "a switch needs a step boundary with one batch"
 _TEXT = "PAT generates text"
 OPTIONS: dict[str, tuple[tuple, str]] = {
@@ -40,6 +42,7 @@ OPTIONS: dict[str, tuple[tuple, str]] = {
     "dcp_size": (_SIZE, _SHARDED),
     "dwdp_size": (_SIZE, _SHARDED),
     "load_balance_method": (("auto", "round_robin"), "the other methods send requests to ranks that follow a leader"),
+    "sampling_backend": (("pytorch",), "only there a seed makes a token independent of the layout"),
     "quantization": (_NAME, _QUANTISED),
     "modelopt_quant": (_NONE, _QUANTISED),
     "rl_quant_profile": (_NONE, _QUANTISED),
@@ -63,6 +66,16 @@ OPTIONS: dict[str, tuple[tuple, str]] = {
     "weight_cache_mode": (_NAME, _ELSEWHERE),
     "cpu_offload_gb": ((0,), _ELSEWHERE),
     "offload_group_size": ((-1, 0), _ELSEWHERE),
+    "enable_symm_mem": (_NONE, _ONE_SIZE),
+    "enable_mscclpp": (_NONE, _ONE_SIZE),
+    "enable_layernorm_sp": (_NONE, _ONE_SIZE),
+    "enable_tp_lm_head_all_to_all": (_NONE, _ONE_SIZE),
+    "enable_flashinfer_allreduce_fusion": (_NONE, _ONE_SIZE),
+    "flashinfer_allreduce_fusion_backend": (_NONE, _ONE_SIZE),
+    "enable_nvidia_megakernel": (_NONE, _ONE_SIZE),
+    "enable_amd_monokernel": (_NONE, _ONE_SIZE),
+    "bf16_gemm_backend": (("auto",), _STRIDED),
+    "moe_runner_backend": (("auto", "triton"), _STRIDED),
     "enable_two_batch_overlap": (_NONE, _BATCHES),
     "enable_pdmux": (_NONE, _BATCHES),
     "disaggregation_mode": (_NAME, "prefill and decode must share the ranks"),
@@ -80,7 +93,6 @@ FAMILIES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
-    "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
 }
@@ -103,8 +115,10 @@ REQUEST = {
     "return_routed_experts": _LOCATED,
     "return_indexer_topk": _LOCATED,
 }
-SAMPLING = dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag"), _GRAMMAR) | {
-    "beam_width": "the beams of a search are not moved together",
+# Sampling parameters: (value that changes nothing, why any other is refused).
+SAMPLING = dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag"), (None, _GRAMMAR)) | {
+    "beam_width": (1, "the beams of a search are not moved together"),
+    "min_p": (0, "SGLang's seeded sampling, which makes a token independent of the layout, does not have it"),
 }
 
 
@@ -206,8 +220,9 @@ def check_request(request) -> None:
     params = getattr(request, "sampling_params", None)
     for one in params if isinstance(params, (list, tuple)) else [params]:
         for name in SAMPLING.keys() & (one or {}).keys():
-            if _given(one[name]) and one[name] != 1:
-                raise ValueError(f"sampling_params[{name!r}] is not supported: {SAMPLING[name]}")
+            harmless, reason = SAMPLING[name]
+            if _given(one[name]) and one[name] != harmless:
+                raise ValueError(f"sampling_params[{name!r}] is not supported: {reason}")
 
 
 def _given(value) -> bool:

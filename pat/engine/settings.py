@@ -64,6 +64,7 @@ class Settings:
     init_method: rendezvous of the ranks' world, ``tcp://host:port``
     directory: shared-memory directory of this engine (board, mailboxes)
     deadline_s: longest that any phase of a switch or any collective may take, seconds
+    graph_memory_bytes: device memory that the graphs and attention backends of one size may take; None: 5 % of it
     """
 
     ranks: int
@@ -71,6 +72,7 @@ class Settings:
     init_method: str
     directory: str
     deadline_s: float
+    graph_memory_bytes: int | None = None
 
     @property
     def base(self) -> int:

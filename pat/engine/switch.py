@@ -53,7 +53,7 @@ class Switcher:
         kv_heads = self.runner.model_config.get_total_num_kv_heads()
         self.pool = Pool(self.runner.token_to_kv_pool, scheduler.token_to_kv_pool_allocator, kv_heads)
         self.experts = expert_rows(self.runner.model)
-        self.runtimes = Runtimes(self.runner)
+        self.runtimes = Runtimes(self.runner, settings.graph_memory_bytes)
         self._build_sizes()
         self.idle_sleeper = scheduler.idle_sleeper
         self.detokenizer = scheduler.ipc_channels.send_to_detokenizer.socket

@@ -29,6 +29,7 @@ KINDS = {
     "llama": ("llama", {"tie_word_embeddings": True}),
     "llama-untied": ("llama", {"tie_word_embeddings": False}),
     "qwen2": ("qwen2", {}),  # bias in attention
+    "mistral": ("mistral", {"sliding_window": None, "head_dim": 16}),
     "qwen3-moe": (
         "qwen3_moe",
         {
@@ -136,6 +137,7 @@ class Driver:
     async def progress(self, tokens, live):
         """Until at most ``live`` requests are left and each of them has ``tokens`` tokens."""
         for _ in range(30_000):
+            self.engine.watch.check()
             rows = [row for replica in self.engine.live_rows() for row in replica]
             if rows and len(rows) <= live and min(row[2] for row in rows) >= tokens:
                 return

@@ -30,7 +30,7 @@ def test_family(model_folder, kind):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("kind", ["llama", "llama-untied", "qwen2", "qwen3", "qwen3-moe"])
+@pytest.mark.parametrize("kind", ["llama", "llama-untied", "mistral", "qwen2", "qwen3", "qwen3-moe"])
 def test_family_on_four_ranks(model_folder, kind):
     check(
         model_folder(kind), (1, 2, 4), [(14, 4, "migrate"), (20, 2, "migrate"), (26, 1, "migrate"), (32, 4, "migrate")]

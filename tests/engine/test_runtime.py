@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 
 from pat.engine import runtime
-from pat.engine.device import Cpu, device_of
+from pat.engine.device import Cpu, device_of, visible_devices
 from pat.engine.runtime import KEPT, WARMED_UP, GraphMemoryError, Runtimes
+from pat.layout import Layout
 
 
 class Runner:
@@ -258,3 +259,25 @@ def connect(rank: int, folder: str) -> None:
 def test_a_group_is_connected_by_all_of_its_ranks(tmp_path):
     torch.multiprocessing.spawn(connect, (str(tmp_path),), 2)
     assert len(list(tmp_path.glob("connected *"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("base", "sizes", "devices"),
+    [(1, (1, 2, 4), "a,c,b,d"), (2, (2, 4), "a,b,c,d"), (1, (1, 4), "a,b,c,d"), (4, (4,), "a,b,c,d")],
+)
+def test_replicas_of_every_size_are_on_devices_in_a_row(monkeypatch, base, sizes, devices):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "a,b,c,d")
+    layout = Layout(4, base)
+    assert visible_devices(layout, sizes) == {"CUDA_VISIBLE_DEVICES": devices}
+    # SGLang starts replica after replica, each rank of it on the next visible device.
+    ranks = [layout.rank(replica, tp_rank) for replica in range(layout.dp) for tp_rank in range(base)]
+    where = dict(zip(ranks, devices.split(","), strict=True))
+    for tp in sizes:
+        for replica in Layout(4, tp).replicas:
+            assert "".join(sorted(where[rank] for rank in replica)) in "abcd"
+
+
+def test_fewer_devices_than_ranks_are_an_error(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with pytest.raises(ValueError, match="2 ranks need as many GPUs; visible are 1"):
+        visible_devices(Layout(2, 1), (1, 2))

@@ -79,13 +79,14 @@ def add_stubs() -> None:
 
 
 def server_args() -> dict:
-    """Arguments of sglang.Engine for the CPU; a caller's own values win over them."""
+    """Arguments of sglang.Engine for this machine; a caller's own values win over them."""
+    seeded = {"sampling_backend": "pytorch"}  # the one that honours a request's seed
     if has_accelerator():
-        return {}
-    return {
+        # With it on, SGLang would set a workspace for one size up, and rebuild it under the graphs of the others.
+        return seeded | {"enforce_disable_flashinfer_allreduce_fusion": True}
+    return seeded | {
         "device": "cpu",
         "attention_backend": "torch_native",
-        "sampling_backend": "pytorch",
         "skip_server_warmup": True,
         "sleep_on_idle": True,  # an idle replica would otherwise spin and take a core from the others
         "disable_overlap_schedule": True,  # there is no device to overlap with
