@@ -30,7 +30,10 @@ class Faults:
         """Called at the beginning of ``phase``. Raises, sleeps or kills as the file says, else does nothing."""
         if not self.file.exists():
             return
-        fault = json.loads(self.file.read_text())
+        try:
+            fault = json.loads(self.file.read_text())
+        except FileNotFoundError:  # it was another rank's, and has struck
+            return
         if (fault["rank"], fault["phase"]) != (self.rank, phase):
             return
         self.file.unlink()

@@ -11,7 +11,7 @@ import sys
 import time
 from collections import deque
 
-from pat.engine import groups, sampling
+from pat.engine import endings, groups, sampling
 from pat.engine import sglang_api as sg
 from pat.engine.board import Board, request_key
 from pat.engine.cpu import environment, processes
@@ -46,6 +46,12 @@ def register() -> None:
     )
     controller = sg.path("DataParallelController")
     hook(f"{controller}.send_control_message", RouteToLeaders(settings), kind.AROUND)
+    hook(
+        f"{controller}.init_dispatcher",
+        lambda _, self: endings.tell_exit_codes(settings.path, self.scheduler_procs),
+        kind.AFTER,
+    )
+    hook(f"{controller}.event_loop", endings.with_last_words(settings.path), kind.AROUND)
     hook(f"{sg.path('SamplingBatchInfo')}.from_schedule_batch", sampling.from_schedule_batch, kind.AROUND)
     if on_cpu:
         hook(sg.path("set_envs_and_config"), lambda result, *_, **__: processes.use(), kind.AFTER)
@@ -64,14 +70,20 @@ def scheduler_class(settings: Settings) -> type:
 
     class PatScheduler(sg.Scheduler):
         def __init__(self, *args, **kwargs) -> None:
+            rank = groups.rank_of(settings)
+            self.board = Board.open(settings.path, rank)
+            self.board.show_pid(os.getpid())  # first: who watches must be able to name a rank that ends while it starts
             if not environment.has_accelerator():
-                environment.pin_to_core(groups.rank_of(settings))
-            super().__init__(*args, **kwargs)
-            self.board = Board.open(settings.path, groups.current().rank)
-            self.board.show_pid(os.getpid())
-            self.switcher = Switcher(self, settings, groups.current(), self.board)
+                environment.pin_to_core(rank)
+            with endings.last_words(settings.path):
+                super().__init__(*args, **kwargs)
+                self.switcher = Switcher(self, settings, groups.current(), self.board)
             self._launches: deque[float] = deque()  # of steps whose result is not there yet: two with overlap
             self._busy_since: float | None = None
+
+        def run_event_loop(self) -> None:
+            with endings.last_words(settings.path):
+                super().run_event_loop()
 
         def init_tp_model_worker(self) -> None:
             # SGLang broadcasts the seed assuming that global rank and tp rank are the same: give the seed instead.

@@ -89,6 +89,7 @@ class Switcher:
         record = self._record = Record(order.epoch, self.layout.tp, order.tp, order.kv)
         ranks = Transaction(record, self.settings, self.board, self.rank, self.groups.votes)
         old, agreed = self.layout, False
+        self._stopped, self._held = False, self.scheduler._engine_paused  # held: by the engine's user, who goes on
         try:
             self._agree(ranks.shared("agree", lambda: (order, self.layout.tp, self.epoch)))
             agreed = True
@@ -137,6 +138,7 @@ class Switcher:
             scheduler.pause_generation(sg.PauseGenerationReqInput(mode="retract"))
         finally:
             scheduler.enable_overlap = overlap
+        self._stopped = True
         return locations
 
     def _pack(self, locations: dict[str, torch.Tensor], kv: str) -> bytes:
@@ -255,7 +257,11 @@ class Switcher:
         for item, where in plan:
             if where is None:
                 scheduler._add_request_to_queue(item.request.req)
-        scheduler.continue_generation(sg.ContinueGenerationReqInput(torch_empty_cache=False))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if not self._held:
+            self.scheduler.continue_generation(sg.ContinueGenerationReqInput(torch_empty_cache=False))
 
     def _roll_back(self, old: Layout) -> None:
         """Go on in the old layout with the requests that this rank had; their KV is prefilled again.
@@ -265,12 +271,12 @@ class Switcher:
         """
         scheduler = self.scheduler
         try:
-            if not scheduler._engine_paused:
+            if not self._stopped:
                 self._quiesce()
             for req in scheduler.waiting_queue:
                 unfinished.adopt(scheduler, req)
             scheduler.flush_cache(empty_cache=False)
             self.pool.resize(len(old.kv_heads(self.rank, self.pool.kv_heads)))
-            scheduler.continue_generation(sg.ContinueGenerationReqInput(torch_empty_cache=False))
+            self._go_on()
         except Exception as exception:
             raise SwitchError(f"rank {self.rank} could not undo a switch ({self._record.error})") from exception
