@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,7 @@ STEP = np.dtype(
 LIVE = np.dtype([("key", "i8"), ("prompt", "i8"), ("generated", "i8")])
 
 
+@lru_cache(maxsize=4 * MAX_LIVE)
 def request_key(rid: str) -> int:
     """What stands for a request id on a board."""
     return int.from_bytes(hashlib.blake2b(rid.encode(), digest_size=8).digest(), "big") >> 1

@@ -72,7 +72,11 @@ class Controller:
         After a switch that did not end no request would ever be answered.
         """
         work, task = asyncio.ensure_future(generation), self.task
-        await asyncio.wait({work, task}, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            await asyncio.wait({work, task}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            work.cancel()
+            raise
         if not work.done() and not task.cancelled():
             work.cancel()
             task.result()

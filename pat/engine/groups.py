@@ -48,6 +48,7 @@ class Groups:
         self.world = built["tp_group"]
         # SGLang gives its own CPU groups two hours; a rank that is gone must be noticed within the deadline.
         self.votes = dist.new_group(backend="gloo", timeout=timedelta(seconds=settings.deadline_s))
+        self.first_votes = dist.new_group(backend="gloo", timeout=timedelta(seconds=settings.agree_deadline_s))
         for tp in settings.tp_sizes:
             layout = Layout(settings.ranks, tp)
             group = (

@@ -145,17 +145,20 @@ class Pool:
 
     With fewer heads a token takes less of it, so the pool holds more tokens at a wide size. Raises ValueError for
     a pool whose storage is not [tokens, heads, head dim] a layer, or not there yet.
+
+    base_tokens: what is used of it at the base size, at most what it has.
     """
 
-    def __init__(self, pool, allocator, kv_heads: int) -> None:
+    def __init__(self, pool, allocator, kv_heads: int, base_tokens: int) -> None:
         if pool.kv_cache_layout != "nhd" or pool.post_capture_active:
             raise ValueError(
                 f"SGLang's KV pool has the layout {pool.kv_cache_layout!r} (post-capture: {pool.post_capture_active}); "
                 "PAT re-types pools of layout 'nhd': unset SGLANG_USE_HND_KVCACHE and the like"
             )
         self.pool, self.allocator, self.kv_heads = pool, allocator, kv_heads
-        self.base_k, self.base_v = list(pool.k_buffer), list(pool.v_buffer)
-        self.base_tokens = allocator.size
+        self.padding = pool.k_buffer[0].shape[0] - allocator.size
+        rows = base_tokens + self.padding
+        self.base_k, self.base_v = ([layer[:rows] for layer in layers] for layers in (pool.k_buffer, pool.v_buffer))
 
     @property
     def layers(self) -> int:
@@ -163,8 +166,7 @@ class Pool:
 
     def tokens(self, heads: int) -> int:
         """Tokens that the pool holds with ``heads`` KV heads a token, besides the one that padding writes to."""
-        padding = self.base_k[0].shape[0] - self.base_tokens
-        return self._rows(self.base_k[0], heads) - padding
+        return self._rows(self.base_k[0], heads) - self.padding
 
     @staticmethod
     def _rows(base: torch.Tensor, heads: int) -> int:

@@ -132,6 +132,8 @@ def scheduler_class(settings: Settings) -> type:
             self._show_live(batch)
 
         def _show_live(self, batch) -> None:
+            if not self.switcher.is_leader:  # nobody reads a follower's
+                return
             live = {r.rid: r for b in (self.running_batch, batch) for r in b.reqs if not r.finished()}
             live.update((r.rid, r) for r in self.waiting_queue)
             self.board.show_live(
@@ -140,7 +142,7 @@ def scheduler_class(settings: Settings) -> type:
 
         def on_idle(self) -> None:
             self._busy_since = None
-            self.board.show_live([])
+            self._show_live(self.running_batch)  # SGLang may call it with requests waiting
             super().on_idle()
 
     return PatScheduler

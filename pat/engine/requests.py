@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import pickle
 from array import array
 from dataclasses import dataclass, replace
@@ -12,6 +13,8 @@ import torch
 from pat.engine import sglang_api as sg
 from pat.engine.settings import KvCosts
 from pat.layout import deal
+
+TOKEN = np.dtype(">i8")
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,10 @@ def unpack(data: bytes, source: int) -> list[Unfinished]:
 
 def adopt(scheduler, req) -> None:
     """Give a request that came from bytes the handles of this process."""
-    req.tokenizer = scheduler.tokenizer
+    collector = scheduler.metrics_collector if scheduler.metrics_reporter.enable_metrics else None
+    req.tokenizer, req.metrics_collector = scheduler.tokenizer, collector
     req.time_stats = sg.SchedulerReqTimeStats.new_from_obj(req.time_stats)
+    req.time_stats.set_metrics_collector(collector)
 
 
 def assign(requests: list[Unfinished], replicas: int) -> list[int]:
@@ -75,9 +80,24 @@ def assign(requests: list[Unfinished], replicas: int) -> list[int]:
     return deal([request.length for request in requests], replicas)
 
 
-def _common_prefix(a: np.ndarray, b: np.ndarray) -> int:
-    length = min(len(a), len(b))
-    different = np.flatnonzero(a[:length] != b[:length])
+class _Prefixes:
+    """Token sequences, and how long a beginning a new one shares with any of them."""
+
+    def __init__(self) -> None:
+        self.sorted: list[bytes] = []  # big-endian, so that bytes are ordered as token ids are
+
+    def shared(self, tokens: bytes) -> int:
+        """Most tokens at the start of ``tokens`` that one of the others starts with: a neighbour in the order does."""
+        at = bisect.bisect(self.sorted, tokens)
+        return max((_common_tokens(tokens, other) for other in self.sorted[max(0, at - 1) : at + 1]), default=0)
+
+    def add(self, tokens: bytes) -> None:
+        bisect.insort(self.sorted, tokens)
+
+
+def _common_tokens(a: bytes, b: bytes) -> int:
+    length = min(len(a), len(b)) // TOKEN.itemsize
+    different = np.flatnonzero(np.frombuffer(a, TOKEN, length) != np.frombuffer(b, TOKEN, length))
     return int(different[0]) if len(different) else length
 
 
@@ -107,20 +127,19 @@ def place(
         for r in requests
     ]
     targets = assign(requests, replicas)
-    earlier: dict[tuple, list[np.ndarray]] = {}
+    earlier: dict[tuple, _Prefixes] = {}
     room, free_rows, placed = [tokens] * replicas, [rows] * replicas, []
     for request, target in zip(requests, targets, strict=True):
         shared = 0
         if request.kv_tokens:
-            present = np.frombuffer(request.tokens, dtype=np.int64)
-            there = earlier.setdefault((target, request.req.extra_key, request.req.cache_salt), [])
-            if sharing:
-                shared = max((_common_prefix(present, other) for other in there), default=0)
+            present = np.array(request.tokens, dtype=TOKEN).tobytes()
+            there = earlier.setdefault((target, request.req.extra_key, request.req.cache_salt), _Prefixes())
+            shared = there.shared(present) if sharing else 0
             needed = request.kv_tokens - shared + 1
             if needed <= room[target] and free_rows[target]:
                 room[target] -= needed
                 free_rows[target] -= 1
-                there.append(present)
+                there.add(present)
             else:
                 request, shared = replace(request, kv_tokens=0), 0
         placed.append(Placed(request, target, shared))

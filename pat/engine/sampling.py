@@ -47,18 +47,29 @@ def with_history(orchestrator, batch):
     history = [req.output_ids[: len(req.output_ids) - newest] for req in batch.reqs]
     if not orchestrator.is_required or not any(history):
         return orchestrator
-    prepared = {kind for kind, penalizer in orchestrator.penalizers.items() if penalizer.is_prepared()}
-    batches = [_Batch([req], orchestrator.device) for req in batch.reqs]  # kept: only weak references are held
-    ones = []
-    for one_batch, tokens in zip(batches, history, strict=True):  # SGLang counts the same number for all of a batch
-        one = type(orchestrator)(orchestrator.vocab_size, one_batch, set(orchestrator.penalizers))
+    prepared = [kind for kind, penalizer in orchestrator.penalizers.items() if penalizer.is_prepared()]
+    batches: list[_Batch] = []  # kept: only weak references to them are held
+
+    def fresh(number: int):
+        batches.append(_Batch([batch.reqs[number]], orchestrator.device))
+        one = type(orchestrator)(orchestrator.vocab_size, batches[-1], set(orchestrator.penalizers))
         for kind in prepared:
             one.penalizers[kind].prepare()
-        for token in tokens:
-            one.cumulate_output_tokens(torch.tensor([token], device=orchestrator.device))
-        ones.append(one)
-    total, *others = ones
-    for other in others:
-        total.merge(other)
-    total.is_required, total.batch = True, batch
+        return one
+
+    # SGLang counts one token of every request of a batch at once. The order of the tokens does not matter: the
+    # longest history begins, and each other request joins when as many tokens are left as it has.
+    lengths = [len(tokens) for tokens in history]
+    order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
+    total, joined = fresh(order[0]), 1
+    for left in range(lengths[order[0]], 0, -1):
+        while joined < len(order) and lengths[order[joined]] >= left:
+            total.merge(fresh(order[joined]))
+            joined += 1
+        tokens = [history[number][-left] for number in order[:joined]]
+        total.cumulate_output_tokens(torch.tensor(tokens, device=orchestrator.device))
+    for number in order[joined:]:
+        total.merge(fresh(number))
+    total.batch = batch
+    total.filter(torch.tensor([order.index(number) for number in range(len(order))], device=orchestrator.device))
     return total

@@ -80,6 +80,11 @@ class Settings:
         return self.tp_sizes[0]
 
     @property
+    def agree_deadline_s(self) -> float:
+        """Longest that ranks wait for each other to begin a switch, the step that one may be in included, seconds."""
+        return 2 * self.deadline_s
+
+    @property
     def switch_deadline_s(self) -> float:
         """Longest that a whole switch may take, waiting for the end of a step included, seconds."""
         return 7 * self.deadline_s

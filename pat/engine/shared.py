@@ -16,11 +16,13 @@ def shared_folder(purpose: str) -> Path:
     Whoever makes it removes it; what processes that were killed have left of the same purpose is removed here.
     """
     root = _root()
-    for folder in root.glob(f"pat-{purpose}-*"):
-        pid = folder.name.split("-")[2]
+    # Containers may share the memory, but not the numbers of processes: each clears up after its own.
+    mine = f"pat-{purpose}-{Path('/proc/self/ns/pid').stat().st_ino}"
+    for folder in root.glob(f"{mine}-*"):
+        pid = folder.name.removeprefix(f"{mine}-").split("-")[0]
         if pid.isdigit() and not psutil.pid_exists(int(pid)):
             shutil.rmtree(folder, ignore_errors=True)
-    folder = root / f"pat-{purpose}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    folder = root / f"{mine}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     folder.mkdir()
     return folder
 

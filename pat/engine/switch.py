@@ -13,6 +13,7 @@ import time
 from dataclasses import asdict, dataclass
 
 import torch
+import torch.distributed as dist
 
 from pat.engine import requests as unfinished
 from pat.engine import sglang_api as sg
@@ -49,12 +50,16 @@ class Switcher:
         self.scheduler, self.settings, self.groups, self.board = scheduler, settings, groups, board
         self.runner = scheduler.tp_worker.model_runner
         self.base = self.layout = Layout(settings.ranks, settings.base)
-        self.epoch = 0
+        self.epoch, self._record = 0, None
         kv_heads = self.runner.model_config.get_total_num_kv_heads()
-        self.pool = Pool(self.runner.token_to_kv_pool, scheduler.token_to_kv_pool_allocator, kv_heads)
+        # Each rank has sized its pool by what was free on its device; in a replica all must decide alike.
+        tokens = torch.tensor(scheduler.token_to_kv_pool_allocator.size)
+        dist.all_reduce(tokens, dist.ReduceOp.MIN, group=groups.votes)
+        self.pool = Pool(self.runner.token_to_kv_pool, scheduler.token_to_kv_pool_allocator, kv_heads, int(tokens))
         self.experts = expert_rows(self.runner.model)
         self.runtimes = Runtimes(self.runner, settings.graph_memory_bytes)
         self._build_sizes()
+        self._seed()
         self.idle_sleeper = scheduler.idle_sleeper
         self.detokenizer = scheduler.ipc_channels.send_to_detokenizer.socket
         board.show_switch({}, self.base.tp, 0)
@@ -71,6 +76,8 @@ class Switcher:
             self._point(wide)
             self.runtimes.add(tp, model)
         self._point(self.base)
+        self.pool.resize(len(self.base.kv_heads(self.rank, self.pool.kv_heads)))
+        self._tell_capacity()
         self.runtimes.use(self.base.tp)
 
     @property
@@ -87,7 +94,7 @@ class Switcher:
         Raises SwitchError if the engine cannot go on.
         """
         record = self._record = Record(order.epoch, self.layout.tp, order.tp, order.kv)
-        ranks = Transaction(record, self.settings, self.board, self.rank, self.groups.votes)
+        ranks = Transaction(record, self.settings, self.board, self.rank, self.groups)
         old, agreed = self.layout, False
         self._stopped, self._held = False, self.scheduler._engine_paused  # held: by the engine's user, who goes on
         try:
@@ -134,6 +141,7 @@ class Switcher:
         self.runtimes.device.synchronize()
         locations = unfinished.kv_locations(scheduler)
         scheduler.enable_overlap = False  # the result that SGLang would take now has been taken
+        self._queue_limit, scheduler.max_queued_requests = scheduler.max_queued_requests, None  # for new requests
         try:
             scheduler.pause_generation(sg.PauseGenerationReqInput(mode="retract"))
         finally:
@@ -238,8 +246,15 @@ class Switcher:
         # Only a leader streams tokens; a follower that slept would stall its leader's broadcasts.
         scheduler.ipc_channels.send_to_detokenizer.socket = self.detokenizer if self.is_leader else None
         scheduler.idle_sleeper = self.idle_sleeper if new == self.base else None
-        # Requests without a seed of their own draw from the process's generator: equal within a replica.
-        sg.set_random_seed(self.runner.server_args.random_seed + 7919 * self._record.epoch + new.replica(self.rank))
+        self._seed()
+        # What SGLang lets each replica learn or count for itself must be alike on ranks that are one replica now.
+        scheduler.new_token_ratio_tracker.reset()
+        scheduler._prefill_decode_interval_remaining = 0
+
+    def _seed(self) -> None:
+        """Requests without a seed draw one from the process's generator: alike within a replica, else different."""
+        epoch = self._record.epoch if self._record else 0
+        sg.set_random_seed(self.runner.server_args.random_seed + 7919 * epoch + self.layout.replica(self.rank))
 
     def _tell_capacity(self) -> None:
         """All that remembers how many tokens the pool holds, SGLang's own leak check among it."""
@@ -260,6 +275,7 @@ class Switcher:
         self._go_on()
 
     def _go_on(self) -> None:
+        self.scheduler.max_queued_requests = self._queue_limit
         if not self._held:
             self.scheduler.continue_generation(sg.ContinueGenerationReqInput(torch_empty_cache=False))
 

@@ -56,9 +56,16 @@ class TokenizerManager(sg.TokenizerManager):
 
     def _dispatch_to_scheduler(self, obj) -> None:
         self.watch.check()
+        self._check_work(obj)
         super()._dispatch_to_scheduler(obj)
 
+    def _check_work(self, obj) -> None:
+        """A request may have waited here while memory was released."""
+        if "Tokenized" in type(obj).__name__:
+            self.check_memory()
+
     async def _async_dispatch_to_scheduler(self, obj) -> None:
+        self._check_work(obj)
         await self.watch.outlive(super()._async_dispatch_to_scheduler(obj))
 
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:

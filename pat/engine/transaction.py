@@ -13,6 +13,7 @@ import torch.distributed as dist
 from pat.engine.board import Board
 from pat.engine.errors import SwitchError
 from pat.engine.faults import Faults
+from pat.engine.groups import Groups
 from pat.engine.settings import Settings
 
 log = logging.getLogger("sglang.pat")
@@ -42,13 +43,10 @@ class Record:
 
 
 class Transaction:
-    """One rank's way through the phases of switch ``record``.
+    """One rank's way through the phases of switch ``record``."""
 
-    votes: process group of all ranks with the deadline of a phase.
-    """
-
-    def __init__(self, record: Record, settings: Settings, board: Board, rank: int, votes: dist.ProcessGroup) -> None:
-        self.record, self.settings, self.board, self.rank, self.votes = record, settings, board, rank, votes
+    def __init__(self, record: Record, settings: Settings, board: Board, rank: int, groups: Groups) -> None:
+        self.record, self.settings, self.board, self.rank, self.groups = record, settings, board, rank, groups
         self.faults = Faults(settings.path, rank)
 
     def phase(self, name: str, work: Callable[[], T]) -> T:
@@ -87,7 +85,9 @@ class Transaction:
         self.board.show_phase(self.record.epoch, f"{phase}, done")
         answers: list = [None] * self.settings.ranks
         try:
-            dist.all_gather_object(answers, (error, value), group=self.votes)
+            # For the first, a rank may still be in a step.
+            group = self.groups.first_votes if phase == PHASES[0] else self.groups.votes
+            dist.all_gather_object(answers, (error, value), group=group)
         except RuntimeError as exception:  # gloo's, at the deadline or when a peer's connection closes
             raise SwitchError(f"{self._who_is_missing(phase)} ({exception})") from exception
         # "move" is two steps, of which the second moves the KV
@@ -103,5 +103,5 @@ class Transaction:
         behind = [f"rank {r} is at {b.phase[1]!r}" for r, b in enumerate(boards) if b.phase != here]
         return (
             f"switch {self.record.epoch} to tp {self.record.tp_to}: rank {self.rank} waited for all ranks to end "
-            f"phase {phase}, for at most {self.settings.deadline_s:g} s; {', '.join(behind) or 'all have come so far'}"
+            f"phase {phase}, in vain; {', '.join(behind) or 'all have come so far'}"
         )

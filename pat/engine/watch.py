@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import multiprocessing
 import os
@@ -31,6 +32,7 @@ POLL_S = 0.2  # seconds between looks at the processes; a look costs some 10 mic
 GRACE_S = 0.3  # after the first ending, for others and for what they have to say
 SIGNAL_S = 2.0  # longest that a process lives on after it has reported its failure with a signal
 END_S = 10.0  # longest that a killed process takes to give back what it holds
+SIG_IGN = 1  # of the C library
 CONTROLLER = "the data-parallel controller"
 T = TypeVar("T")
 
@@ -44,9 +46,15 @@ def ring_all() -> None:
 
 
 def take_sigquit() -> None:
-    """SIGQUIT, by which SGLang's processes report a failure, ends this process no more; in the main thread only."""
+    """SIGQUIT, by which SGLang's processes report a failure, ends this process no more.
+
+    Python sets handlers in the main thread only. In another one, as in a Ray actor, it is ignored: the watch sees
+    that a process has ended without being told.
+    """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGQUIT, _on_sigquit)
+    else:
+        ctypes.CDLL(None).signal(signal.SIGQUIT, ctypes.c_void_p(SIG_IGN))
 
 
 def _on_sigquit(number, _frame) -> None:

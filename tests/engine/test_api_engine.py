@@ -1,16 +1,13 @@
-"""Methods of sglang.Engine on a real engine, while narrow and while wide, and weights that change under it."""
+"""Methods of sglang.Engine on a real engine, while narrow and while wide."""
 
 import asyncio
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from pat.assets import models
-from pat.engine.controller import Controller
 from pat.layout import Layout
-from pat.policy import Threshold
-from tests.engine.conftest import Driver, Reference, ids, jobs, logprobs, start
+from tests.engine.conftest import start
 
 pytestmark = pytest.mark.engine
 
@@ -19,7 +16,6 @@ GREEDY = {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
 SIZES = pytest.mark.parametrize("tp", [1, 2])
 
 
-# --- text --------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     """An engine with a tokenizer: one token a character."""
@@ -130,218 +126,3 @@ def test_a_switch_that_nobody_waits_for_any_more_comes_to_its_end(text):
 
     assert text.loop.run_until_complete(cancelled()) == Layout(2, 2)
     assert text.generate(PROMPT, GREEDY)["text"] == text.expected
-
-
-# --- weights -----------------------------------------------------------------------------------------------
-@pytest.fixture(scope="module", params=["qwen3", "llama"])
-def driver(request, model_folder):
-    folders = [model_folder(request.param, seed) for seed in (0, 7)]
-    engine = start(folders[0], tp_sizes=(1, 2), max_total_tokens=1200)
-    made = Driver(engine)
-    made.folders, made.references = folders, [Reference(folder) for folder in folders]
-    made.tensors = [list(load_file(f"{folder}/model.safetensors").items()) for folder in folders]
-    yield made
-    engine.shutdown()
-
-
-def answers(driver, which, requests=None, **options):
-    """Checks that the outputs are those of model ``which``; returns their log-probs."""
-    requests = requests or jobs((12, 20, 12))
-    outputs, reference = driver.run(requests, **options), driver.references[which]
-    assert ids(outputs) == [reference.greedy(job.prompt, job.tokens) for job in requests]
-    return [logprobs(output) for output in outputs]
-
-
-def alone(driver, which):
-    """The same one by one: alone in its batch a request's log-probs are the same bits every time."""
-    return [answers(driver, which, [job]) for job in jobs((12, 8))]
-
-
-@SIZES
-@pytest.mark.parametrize("size", [1, 10, 10_000])
-def test_buckets_of_tensors_give_the_same_model_whatever_their_size(driver, size, tp):
-    engine, tensors = driver.engine, driver.tensors[1]
-    assert engine.update_weights_from_disk(driver.folders[1])[0]
-    by_disk = alone(driver, 1)
-    assert engine.update_weights_from_disk(driver.folders[0])[0]
-    assert alone(driver, 0) != by_disk
-    for first in range(0, len(tensors), size):
-        engine.switch(tp)
-        bucket = tensors[first : first + size]
-        done, message = engine.update_weights_from_tensor(bucket, flush_cache=first + size >= len(tensors))
-        assert done, message
-        assert engine.layout.tp == 1
-    assert alone(driver, 1) == by_disk
-    answers(driver, 1, switches=[(4, 2, "migrate"), (8, 1, "migrate"), (10, 2, "recompute")])
-    assert engine.get_model_info()["model_path"] == driver.folders[0]  # and not a folder in shared memory
-    assert engine.update_weights_from_disk(driver.folders[0])[0]
-
-
-def test_tensors_may_share_memory_and_have_any_strides(driver):
-    engine, tensors = driver.engine, dict(driver.tensors[1])
-    odd = [(name, tensor.t().contiguous().t() if tensor.ndim == 2 else tensor) for name, tensor in tensors.items()]
-    embedding = tensors["model.embed_tokens.weight"]
-    if "lm_head.weight" not in tensors:  # tied, and given twice
-        odd.append(("lm_head.weight", embedding))
-    assert engine.update_weights_from_tensor(odd)[0]
-    answers(driver, 1)
-    assert engine.update_weights_from_tensor(driver.tensors[0])[0]
-    answers(driver, 0)
-
-
-def test_what_is_not_a_tensor_by_name_is_refused(driver):
-    for wrong in ([("a", b"bytes")], [b"serialised"]):
-        with pytest.raises(ValueError, match=r"\(name, tensor\) pairs"):
-            driver.engine.update_weights_from_tensor(wrong)
-    with pytest.raises(ValueError, match="flattened_bucket"):
-        driver.engine.update_weights_from_tensor(driver.tensors[0], load_format="flattened_bucket")
-    assert driver.engine.update_weights_from_tensor([]) == (True, "no tensors were given")
-
-
-def test_an_update_session_of_sglang(driver):
-    engine = driver.engine
-    engine.switch(2)
-    assert engine.begin_weight_update()[0]
-    assert engine.update_weights_from_tensor(driver.tensors[1])[0]
-    assert engine.end_weight_update()[0]
-    answers(driver, 1)
-    assert engine.update_weights_from_disk(driver.folders[0])[0]
-
-
-@SIZES
-def test_an_update_waits_for_what_is_unfinished_and_no_policy_switches_meanwhile(driver, tp):
-    engine, (early, late) = driver.engine, (jobs((60, 40)), jobs((30, 30)))
-    engine.controller = Controller(engine, Threshold(2, 8))  # would be wide all the time
-
-    async def run():
-        before = [asyncio.ensure_future(driver.request(job, 0.0)) for job in early]
-        await driver.progress(6, 2)
-        await engine.async_switch(tp)
-        update = asyncio.ensure_future(engine.async_update_weights_from_tensor(driver.tensors[1]))
-        await asyncio.sleep(0.05)
-        after = [asyncio.ensure_future(driver.request(job, 0.0)) for job in late]
-        done = await asyncio.wait_for(update, 60)
-        assert all(work.done() for work in before)
-        return done, await asyncio.gather(*before), await asyncio.wait_for(asyncio.gather(*after), 60)
-
-    try:
-        done, first, second = engine.loop.run_until_complete(run())
-        engine.loop.run_until_complete(engine.end_iteration())
-    finally:
-        engine.controller = None
-    assert done[0]
-    old, new = driver.references
-    assert ids(first) == [old.greedy(job.prompt, job.tokens) for job in early]
-    assert ids(second) == [new.greedy(job.prompt, job.tokens) for job in late]
-    assert engine.update_weights_from_disk(driver.folders[0])[0]
-
-
-def test_weights_between_generations(driver):
-    engine = driver.engine
-    engine.switch(2)
-    engine.loop.run_until_complete(engine.update_weights(driver.folders[1]))
-    answers(driver, 1)
-    with pytest.raises(RuntimeError, match=r"SGLang refused the weights in .*nowhere"):
-        engine.loop.run_until_complete(engine.update_weights("/nowhere"))
-    assert engine.update_weights_from_disk(driver.folders[0])[0]
-    (job,) = jobs((900,))
-
-    async def busy():
-        work = asyncio.ensure_future(driver.request(job, 0.0, rid="busy"))
-        await driver.progress(2, 1)
-        with pytest.raises(RuntimeError, match="under 1 unfinished requests"):
-            await engine.update_weights(driver.folders[1])
-        engine.tokenizer_manager.abort_request(rid="busy")
-        await work
-
-    engine.loop.run_until_complete(busy())
-    answers(driver, 0)
-
-
-def test_weights_are_read_at_the_base(driver):
-    engine, name = driver.engine, "model.layers.0.mlp.down_proj.weight"
-    engine.switch(2)
-    with pytest.raises(RuntimeError, match=r"call switch\(1\)"):
-        engine.get_weights_by_name(name)
-    engine.switch(1)
-    expected = dict(driver.tensors[0])[name][:4].tolist()
-    for rank in engine.get_weights_by_name(name, truncate_size=4):
-        assert rank is None or rank == expected  # SGLang reads those of some models only
-
-
-# --- memory ------------------------------------------------------------------------------------------------
-def test_memory_is_released_at_the_base_when_nothing_is_unfinished(driver):
-    engine, (early, late) = driver.engine, (jobs((40, 30)), jobs((10,)))
-
-    async def run():
-        work = [asyncio.ensure_future(driver.request(job, 0.0)) for job in early]
-        await driver.progress(6, 2)
-        await engine.async_switch(2)
-        await asyncio.wait_for(engine.release_memory(["kv_cache"]), 60)
-        assert all(one.done() for one in work)
-        return await asyncio.gather(*work)
-
-    assert ids(engine.loop.run_until_complete(run())) == [
-        driver.references[0].greedy(job.prompt, job.tokens) for job in early
-    ]
-    assert engine.layout.tp == 1
-    engine.release_memory_occupation()  # the rest
-    engine.release_memory_occupation(["weights"])  # again: nothing
-    with pytest.raises(RuntimeError, match="cuda_graph, kv_cache, weights of the engine are released"):
-        engine.switch(2)
-    with pytest.raises(RuntimeError, match="resume them first"):
-        engine.generate(input_ids=[5, 6, 7])
-    engine.resume_memory_occupation(["weights"])
-    assert engine.update_weights_from_tensor(driver.tensors[1])[0]  # as a trainer does
-    with pytest.raises(RuntimeError, match="cuda_graph, kv_cache of"):
-        engine.switch(2)
-    engine.loop.run_until_complete(engine.resume_memory())
-    engine.resume_memory_occupation()
-    answers(driver, 1, late, switches=[(4, 2, "migrate")])
-    assert engine.update_weights_from_disk(driver.folders[0])[0]
-
-
-# --- pauses ------------------------------------------------------------------------------------------------
-@SIZES
-@pytest.mark.parametrize("mode", ["in_place", "retract"])
-def test_generation_goes_on_after_a_pause(driver, mode, tp):
-    from sglang.srt.managers.io_struct import ContinueGenerationReqInput, PauseGenerationReqInput
-
-    engine, requests = driver.engine, jobs((60, 40))
-
-    async def pause():
-        await engine.async_switch(tp)
-        await engine.tokenizer_manager.pause_generation(PauseGenerationReqInput(mode=mode))
-        assert engine.paused
-        await asyncio.sleep(0.1)
-        steps = engine.step_marks()
-        await asyncio.sleep(0.2)
-        assert engine.step_marks() == steps
-        assert engine.in_flight == 2
-        await engine.tokenizer_manager.continue_generation(ContinueGenerationReqInput())
-
-    outputs = driver.run(requests, switches=[(6, tp, "migrate")], during=pause)
-    assert ids(outputs) == [driver.references[0].greedy(job.prompt, job.tokens) for job in requests]
-
-
-@pytest.mark.parametrize("mode", ["in_place", "retract"])
-def test_weights_change_under_a_pause_while_wide(driver, mode):
-    """A partial rollout: what comes after the pause is of the new weights, in the base layout, still paused."""
-    from sglang.srt.managers.io_struct import ContinueGenerationReqInput, PauseGenerationReqInput
-
-    engine, requests = driver.engine, jobs((60, 40))
-
-    async def pause():
-        await engine.tokenizer_manager.pause_generation(PauseGenerationReqInput(mode=mode))
-        done = await asyncio.wait_for(engine.async_update_weights_from_tensor(driver.tensors[1], flush_cache=False), 60)
-        assert done[0], done
-        assert engine.layout.tp == 1
-        steps = engine.step_marks()
-        await asyncio.sleep(0.2)
-        assert engine.step_marks() == steps
-        await engine.tokenizer_manager.continue_generation(ContinueGenerationReqInput())
-
-    outputs = driver.run(requests, switches=[(6, 2, "migrate")], during=pause)
-    assert [len(output["output_ids"]) for output in outputs] == [60, 40]
-    assert engine.update_weights_from_disk(driver.folders[0])[0]
-    answers(driver, 0)

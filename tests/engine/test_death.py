@@ -1,4 +1,4 @@
-"""A process of the engine that ends is an error for whoever waits, within seconds, and never a wait for ever."""
+"""A process of the engine that ends is an error for whoever waits, in time, and never a wait for ever."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from tests.engine.conftest import Driver, jobs, start
 pytestmark = pytest.mark.engine
 
 LONG = {"temperature": 0, "max_new_tokens": 3000, "ignore_eos": True}
-WITHIN_S = 2.5  # on two cores that the ranks keep busy; a second is usual
+WITHIN_S = 20  # not for ever, however busy the machine; half a second is usual
 
 
 class Victim:

@@ -161,7 +161,7 @@ def fill(view: torch.Tensor, kind: int, layer: int, heads: range, tokens: np.nda
 
 def pool_of(keys, values, tokens: int, kv_heads: int) -> Pool:
     kind = {"kv_cache_layout": "nhd", "post_capture_active": False}
-    return Pool(SimpleNamespace(k_buffer=keys, v_buffer=values, **kind), SimpleNamespace(size=tokens), kv_heads)
+    return Pool(SimpleNamespace(k_buffer=keys, v_buffer=values, **kind), SimpleNamespace(size=tokens), kv_heads, tokens)
 
 
 def move_and_compare(kv_heads: int, old: Layout, new: Layout, rank: int, seed: int) -> dict:
@@ -264,7 +264,7 @@ def test_fewer_heads_a_token_leave_room_for_more_tokens(heads, tokens):
 def test_a_pool_of_another_layout_is_refused():
     pool = SimpleNamespace(kv_cache_layout="hnd", post_capture_active=False)
     with pytest.raises(ValueError, match="layout 'hnd'"):
-        Pool(pool, SimpleNamespace(size=1), 1)
+        Pool(pool, SimpleNamespace(size=1), 1, 1)
 
 
 def test_the_matrix_moves_shared_prefixes_once_and_something_in_every_case():

@@ -96,6 +96,14 @@ def test_top_and_prompt_log_probs(driver):
         for key in ("input_token_logprobs", "input_top_logprobs", "output_top_logprobs"):
             a, b = one["meta_info"][key], other["meta_info"][key]
             assert len(a) == len(b) == (len(job.prompt) if key.startswith("input") else job.tokens)
+        for a, b in zip(
+            one["meta_info"]["input_token_logprobs"], other["meta_info"]["input_token_logprobs"], strict=True
+        ):
+            assert a[1] == b[1]
+            assert a[0] is b[0] is None or abs(a[0] - b[0]) < 1e-4
+        forced = driver.reference.logprobs(job.prompt[:1], job.prompt[1:])
+        prompt = [entry[0] for entry in other["meta_info"]["input_token_logprobs"]][1:]
+        assert max(abs(x - y) for x, y in zip(prompt, forced, strict=True)) < 1e-4
         tops = zip(one["meta_info"]["output_top_logprobs"], other["meta_info"]["output_top_logprobs"], strict=True)
         for a, b in tops:
             assert [token for _, token, _ in a] == [token for _, token, _ in b]

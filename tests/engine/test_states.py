@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
     scope="module",
     params=[
         {"tp_sizes": (1, 2)},
+        {"tp_sizes": (1, 2), "schedule_conservativeness": 1.0},  # admission by what each replica has learnt
         pytest.param({"tp_sizes": (1, 2, 4)}, marks=pytest.mark.matrix),
         pytest.param({"tp_sizes": (1, 2), "disable_overlap_schedule": False}, marks=pytest.mark.matrix),
         pytest.param({"tp_sizes": (1, 2), "disable_radix_cache": True}, marks=pytest.mark.matrix),
@@ -56,6 +57,8 @@ def test_waiting_requests_are_carried_along(driver):
 
 
 def test_retracted_requests_keep_what_they_have_generated(driver):
+    if driver.engine.server_args.schedule_conservativeness == 1.0:
+        pytest.skip("SGLang admits no more than fits, and retracts nothing")
     # A pool of 300 tokens does not hold three requests of up to 220: SGLang takes one out while the others decode.
     requests = jobs((210,) * 6)
     for job in requests:
@@ -81,6 +84,8 @@ def test_retracted_requests_keep_what_they_have_generated(driver):
 def test_requests_that_come_go_and_end_at_any_moment_get_one_answer_each(driver, seed):
     rng, engine = random.Random(seed), driver.engine
     requests = jobs([rng.choice((1, 2, 3, 17, 40, 90)) for _ in range(40)], shared_prompt=seed == 2)
+    for job in requests[::2]:
+        job.params = {"ignore_eos": False}  # 1 ends a response
     aborted = set(rng.sample(range(40), 10))
     sizes = engine.settings.tp_sizes
 
@@ -107,12 +112,15 @@ def test_requests_that_come_go_and_end_at_any_moment_get_one_answer_each(driver,
     outputs = engine.loop.run_until_complete(run())
     for number, (job, output) in enumerate(zip(requests, outputs, strict=True)):
         expected = driver.reference.greedy(job.prompt, job.tokens)
+        if job.params and 1 in expected:
+            expected = expected[: expected.index(1) + 1]
         reason = output["meta_info"]["finish_reason"]["type"]
         assert output["output_ids"] == expected[: len(output["output_ids"])]
         if number not in aborted:
-            assert (len(output["output_ids"]), reason) == (job.tokens, "length")
+            assert output["output_ids"] == expected
+            assert reason in ("length", "stop")
         else:
-            assert reason in ("abort", "length")
-    assert len([r for r in engine.switches[before:] if r["unfinished"]]) > 10
+            assert reason in ("abort", "length", "stop")
+    assert [r for r in engine.switches[before:] if r["unfinished"]]
     assert engine.in_flight == 0
     assert engine.progress()[0] == 0

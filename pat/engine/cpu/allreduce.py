@@ -41,7 +41,8 @@ class Mailbox:
                 raise TimeoutError(f"rank {rank}: {path} was not created within {timeout_s:.0f} s")
             time.sleep(0.01)
         memory = np.memmap(path, dtype=np.uint8, mode="r+", shape=(size,))
-        self.flags = memory[:HEADER_BYTES].view(np.int64)[::8][:world]  # one cache line a rank
+        lines = memory[:HEADER_BYTES].view(np.int64).reshape(-1, 8)[:world]  # one cache line a rank
+        self.flags, self.sizes = lines[:, 0], lines[:, 1:3]
         self.slots = torch.from_numpy(memory[HEADER_BYTES:]).view(2, world, SLOT_BYTES)
         self.sequence = 0
         self.peers = [peer for peer in range(world) if peer != rank]
@@ -56,9 +57,15 @@ class Mailbox:
         self.sequence += 1
         slots = self.slots[self.sequence & 1]
         slots[self.rank, :nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        self.sizes[self.rank, self.sequence & 1] = nbytes
         self.flags[self.rank] = self.sequence
         for peer in self.peers:
             self._wait(peer)
+            if self.sizes[peer, self.sequence & 1] != nbytes:
+                raise RuntimeError(
+                    f"tensor-parallel rank {peer} exchanges {self.sizes[peer, self.sequence & 1]} bytes and rank "
+                    f"{self.rank} {nbytes}: they are not in the same step"
+                )
         return [slots[i, :nbytes].view(tensor.dtype).view(tensor.shape) for i in range(self.world)]
 
     def _wait(self, peer: int) -> None:
