@@ -126,6 +126,40 @@ def track(
     tracking.run(out, stage, cfg.tracking, params, out / "tracking" / f"{stage}.json")
 
 
+bench_app = typer.Typer(no_args_is_help=True, help="Measure parts by themselves.")
+app.add_typer(bench_app, name="bench")
+
+
+@bench_app.callback()
+def _bench() -> None:
+    """Measure parts by themselves."""
+
+
+@bench_app.command()
+def rollout(
+    config: ConfigPath = DEFAULT,
+    experiment: Experiment = None,
+    workloads: Annotated[Path, typer.Option(help="Workloads: a YAML file.")] = Path("config/workloads.yaml"),
+    only: Annotated[str, typer.Option(help="Some of them, as a,c; all if left out.")] = "",
+    repeats: Annotated[int, typer.Option(min=1, help="Generations of each arm and workload.")] = 5,
+    out: Annotated[Path, typer.Option(help="Where rollout.json and rollout.html go.")] = Path("results/bench"),
+) -> None:
+    """Replay generation stages in every arm, without training: pat bench rollout --only a,c --repeats 3.
+
+    Reads the model and the predictor that the pipeline has left under results/EXPERIMENT.
+    """
+    from pat import workload
+
+    chosen = workload.load(workloads, [name for name in only.split(",") if name] or None)
+    cfg, folder = _stage("train-pat", config, experiment, None)
+    for needed in (folder / "model" / "config.json", folder / "predictor" / "model.json"):
+        if not needed.exists():
+            raise ConfigError(Problem(("--experiment",), str(needed), "a file that exists: run the pipeline first"))
+    from pat import bench
+
+    bench.run(cfg, folder, chosen, repeats, out)
+
+
 @app.command()
 def check(config: ConfigPath = DEFAULT) -> None:
     """Check a configuration file."""
