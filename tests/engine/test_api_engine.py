@@ -7,7 +7,7 @@ import torch
 
 from pat.assets import models
 from pat.layout import Layout
-from tests.engine.conftest import start
+from tests.engine.conftest import Driver, start
 
 pytestmark = pytest.mark.engine
 
@@ -126,3 +126,32 @@ def test_a_switch_that_nobody_waits_for_any_more_comes_to_its_end(text):
 
     assert text.loop.run_until_complete(cancelled()) == Layout(2, 2)
     assert text.generate(PROMPT, GREEDY)["text"] == text.expected
+
+
+def test_least_lengths_stop_tokens_and_stop_strings_hold_across_switches(text):
+    text.switch(1)
+    seeded = {"temperature": 1.0, "sampling_seed": 3, "ignore_eos": True}
+    free = text.generate(PROMPT, seeded | {"max_new_tokens": 400})
+    stops = sorted(set(free["output_ids"][:4]))  # without min_new_tokens the first token would end it
+    least = seeded | {"max_new_tokens": 800, "min_new_tokens": 250, "stop_token_ids": stops, "ignore_eos": False}
+    wanted = range(len(free["text"]) * 3 // 4, len(free["text"]))  # some tokens are several characters
+    ends = next(free["text"][i : i + 4] for i in wanted if free["text"].index(free["text"][i : i + 4]) == i)
+    string = seeded | {"max_new_tokens": 400, "stop": [ends]}
+    alone = [text.generate(PROMPT, params) for params in (least, string)]
+
+    async def switched(params):
+        answer = asyncio.ensure_future(text.async_generate(PROMPT, params))
+        for tokens, tp in ((4, 2), (40, 1), (90, 2)):
+            await Driver(text).progress(tokens, 1)
+            await text.async_switch(tp, "migrate")
+        return await answer
+
+    for params, before in zip((least, string), alone, strict=True):
+        text.switch(1)
+        after = text.loop.run_until_complete(switched(params))
+        assert (after["text"], after["output_ids"]) == (before["text"], before["output_ids"])
+        assert after["meta_info"]["finish_reason"] == before["meta_info"]["finish_reason"]
+    assert alone[0]["meta_info"]["finish_reason"]["type"] == "stop"
+    assert len(alone[0]["output_ids"]) >= 250
+    assert not set(alone[0]["output_ids"][:249]) & set(stops)
+    assert alone[1]["meta_info"]["finish_reason"]["type"] == "stop"
