@@ -1,4 +1,5 @@
-# PAT from the machine to the report: hardware -> assets -> profile -> predictor -> train (an arm a job) -> report.
+# PAT from the machine to the report: hardware -> assets -> profile -> predictor -> train (an arm a job) and simulate
+# -> report.
 # Run it with `snakemake --profile local all`, or `--profile slurm` on a cluster.
 from snakemake.utils import min_version
 
@@ -15,6 +16,7 @@ if not workflow.overwrite_configfiles:
 include: "workflow/rules/common.smk"
 include: "workflow/rules/prepare.smk"
 include: "workflow/rules/train.smk"
+include: "workflow/rules/simulate.smk"
 include: "workflow/rules/report.smk"
 
 

@@ -71,9 +71,12 @@ def assets(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out
 
 @app.command()
 def profile(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out = None) -> None:
-    """Time decode, prefill and switches in the real engine."""
+    """Time decode, prefill and switches in the real engine, or take them from published measurements."""
     cfg, out = _stage("profile", config, experiment, out)
-    from pat import profile
+    if cfg.profile.source == "aiconfigurator":
+        from pat.predictor import reference as profile
+    else:
+        from pat import profile
 
     profile.run(cfg, out)
 
@@ -102,6 +105,18 @@ def train(
 
 
 @app.command()
+def simulate(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out = None) -> None:
+    """Simulate the generation stage in every arm, and the best schedule with the lengths known."""
+    cfg, out = _stage("simulate", config, experiment, out)
+    model = out / "predictor" / "model.json"
+    if not model.exists():
+        raise ConfigError(Problem(("--out",), str(model), "a file that exists: run `pat predictor` first"))
+    from pat.simulate.run import run
+
+    run(cfg, model, out / "simulate")
+
+
+@app.command()
 def report(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out = None) -> None:
     """Write the report that compares the arms."""
     cfg, out = _stage("report", config, experiment, out)
@@ -112,7 +127,7 @@ def report(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out
 
 @app.command()
 def track(
-    stage: Annotated[str, typer.Option(help="hardware, assets, profile, predictor, train-ARM or report.")],
+    stage: Annotated[str, typer.Option(help="hardware, assets, profile, predictor, train-ARM, simulate or report.")],
     config: ConfigPath = DEFAULT,
     experiment: Experiment = None,
     out: Out = None,

@@ -73,6 +73,14 @@ class Rollout(Section):
 
 
 class Profile(Section):
+    source: Literal["engine", "aiconfigurator"] = "engine"
+    """engine: measured here. aiconfigurator: published measurements of SGLang on another machine, which need no GPU."""
+    system: Text | None = None
+    """That machine (aiconfigurator): h100_sxm, h200_sxm, a100_sxm, l40s, b200_sxm or another that the package has."""
+    link_gb_s: Annotated[Number, Field(gt=0)] | None = None
+    """Bandwidth between its GPUs, 1e9 bytes a second each way; null: NCCL's all-to-all as measured there."""
+    switch_fixed_s: Annotated[Number, Field(ge=0)] | None = None
+    """Seconds of a switch there but for the KV cache; null: what coordination takes where weights stay in place."""
     batches: Positives = (1, 2, 4, 8)
     """Live requests on one replica at which a decode step is timed."""
     contexts: Positives = (32, 192)
@@ -115,6 +123,45 @@ class Train(Section):
     """Any other verl (Hydra) settings, by their full dotted name."""
 
 
+class Lengths(Section):
+    """Where simulated response lengths come from; each kind reads the keys that name it."""
+
+    kind: Literal["lognormal", "uniform", "listed", "file"] | None = None
+    """lognormal, uniform, listed (tokens) or file (path). null: listed if rollout.lengths is set, else lognormal."""
+    mu: Number = 7.916
+    """lognormal: mean of the logarithm of the tokens."""
+    sigma: Annotated[Number, Field(ge=0)] = 0.887
+    """lognormal: standard deviation of that logarithm."""
+    low: Positive = 1
+    """uniform: shortest response, tokens."""
+    high: Positive | None = None
+    """uniform: longest response, tokens. null: rollout.max_response."""
+    tokens: Positives | None = None
+    """listed: response k of an iteration gets the k-th, cycled. null: rollout.lengths."""
+    path: Text | None = None
+    """file: a Parquet with a column length, or a CSV with the columns output_tokens and probability."""
+    scale: Annotated[Number, Field(gt=0)] | None = None
+    """Factor of all lengths, before rollout.max_response cuts them. null: 1; lognormal: max_response / 24576."""
+
+
+class Simulate(Section):
+    nodes: Positive = 1
+    """Machines of `ranks` ranks that generate together; tp stays inside one."""
+    responses: Positive | None = None
+    """Responses of one iteration, on all nodes. null: rollout.prompts x rollout.samples."""
+    prompt: Positive | None = None
+    """Tokens of each prompt. null: half of rollout.max_prompt."""
+    lengths: Lengths = Lengths()
+    kv_tokens: Positive | None = None
+    """Size of one rank's KV cache at the smallest tp, tokens. null: rollout.kv_tokens."""
+    history: Natural = 2
+    """Iterations whose lengths pat has seen before."""
+    repeats: Positive = 5
+    """Iterations simulated, each with lengths of its own; the summary has their medians."""
+    ablations: Bool = False
+    """Also simulate pat with one part changed: one switch only, one KV mode only, wrong lengths or latencies."""
+
+
 class Report(Section):
     title: Text = "PAT"
     """Heading of the report."""
@@ -144,6 +191,7 @@ class Config(Section):
     profile: Profile = Profile()
     policy: Policy = Policy()
     train: Train = Train()
+    simulate: Simulate = Simulate()
     report: Report = Report()
     tracking: Tracking = Tracking()
 
@@ -166,6 +214,19 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "predictor": (),
     "train": _TRAIN,
     "train-pat": (*_TRAIN, "policy"),
+    "simulate": (
+        "ranks",
+        "tp_sizes",
+        "seed",
+        "policy",
+        "simulate",
+        "rollout.prompts",
+        "rollout.samples",
+        "rollout.max_prompt",
+        "rollout.max_response",
+        "rollout.kv_tokens",
+        "rollout.lengths",
+    ),
     "report": ("report", "arms"),
     "tracking": ("tracking",),
 }

@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from pat.config import SWITCHED_TOKENS, Config, File
-from pat.model import BUILTIN, ModelSpec, UnsupportedModel, heads_for
+from pat.model import BUILTIN, PUBLISHED, ModelSpec, UnsupportedModel, heads_for
 from pat.problems import ConfigError, Problem, shown, translate
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -94,7 +94,9 @@ def _checks(config: Config) -> Iterator[Problem]:
     """What the schema cannot say: values that do not go together, files that are not there."""
     yield from _tp_and_arms(config)
     yield from _rollout(config)
+    yield from _simulate(config)
     yield from _model(config)
+    yield from _reference(config)
     yield from _data(config)
 
 
@@ -130,7 +132,7 @@ def _rollout(config: Config) -> Iterator[Problem]:
     profiled = max(
         context + merged * profile.steps, *(requests * (tokens + SWITCHED_TOKENS) for requests, tokens in switched)
     )
-    if longest <= rollout.kv_tokens < profiled:
+    if profile.source == "engine" and longest <= rollout.kv_tokens < profiled:
         allowed = f"at least {profiled}, which the profile's batches and contexts fill at once"
         yield Problem(("rollout", "kv_tokens"), str(rollout.kv_tokens), allowed)
     for key in ("trainer.test_freq", "trainer.val_before_train"):
@@ -152,6 +154,30 @@ def _rollout(config: Config) -> Iterator[Problem]:
         )
 
 
+def _simulate(config: Config) -> Iterator[Problem]:
+    rollout, simulate, lengths = config.rollout, config.simulate, config.simulate.lengths
+    if simulate.responses is not None and simulate.responses < simulate.nodes:
+        allowed = f"at least simulate.nodes = {simulate.nodes}, one a node"
+        yield Problem(("simulate", "responses"), str(simulate.responses), allowed)
+    elif rollout.prompts * rollout.samples < simulate.nodes and simulate.responses is None:
+        allowed = "at least simulate.nodes, or fewer nodes"
+        yield Problem(
+            ("simulate", "responses"), f"rollout.prompts x samples = {rollout.prompts * rollout.samples}", allowed
+        )
+    longest = (simulate.prompt or rollout.max_prompt // 2) + rollout.max_response
+    if (simulate.kv_tokens or max(rollout.kv_tokens, rollout.max_prompt + rollout.max_response)) < longest:
+        key, value = ("kv_tokens", simulate.kv_tokens) if simulate.kv_tokens else ("prompt", simulate.prompt)
+        allowed = f"a KV cache that holds simulate.prompt + rollout.max_response = {longest}, one request"
+        yield Problem(("simulate", key), str(value), allowed)
+    place = ("simulate", "lengths")
+    if lengths.kind == "listed" and not lengths.tokens and not rollout.lengths:
+        yield Problem((*place, "tokens"), "nothing", "a list of tokens, or rollout.lengths")
+    if lengths.high is not None and lengths.high < lengths.low:
+        yield Problem((*place, "high"), str(lengths.high), f"at least simulate.lengths.low = {lengths.low}")
+    if lengths.kind == "file" and (lengths.path is None or not Path(lengths.path).is_file()):
+        yield Problem((*place, "path"), shown(lengths.path), "a file that exists")
+
+
 def _model(config: Config) -> Iterator[Problem]:
     source, place = config.model.source, ("model", "source")
     try:
@@ -159,18 +185,54 @@ def _model(config: Config) -> Iterator[Problem]:
         heads_for(spec, config.tp_sizes)
     except OSError:
         allowed = f"{', '.join(BUILTIN)}, or the folder of a Hugging Face checkpoint (with a config.json)"
+        if config.profile.source == "aiconfigurator":
+            allowed = f"{', '.join(PUBLISHED)}, {allowed}"
         yield Problem(place, shown(source), allowed)
     except UnsupportedModel as error:
         yield Problem(place, shown(source), f"a model that tp {', '.join(map(str, config.tp_sizes))} divides; {error}")
     else:
         rollout, profile = config.rollout, config.profile
-        for key, tokens in (
-            (("rollout", "max_response"), rollout.max_prompt + rollout.max_response),
-            (("profile", "contexts"), max(profile.contexts) + profile.steps),
-            (("profile", "prefill"), max(profile.prefill)),
-        ):
+        reached = {("rollout", "max_response"): rollout.max_prompt + rollout.max_response}
+        if profile.source == "engine":
+            reached["profile", "contexts"] = max(profile.contexts) + profile.steps
+            reached["profile", "prefill"] = max(profile.prefill)
+            if source in PUBLISHED:
+                allowed = (
+                    "the folder of its checkpoint; known by name is only its shape (profile.source: aiconfigurator)"
+                )
+                yield Problem(place, shown(source), allowed)
+        for key, tokens in reached.items():
             if tokens > spec.max_positions:
                 yield Problem(key, f"{tokens} tokens in all", f"at most {spec.max_positions}, which {source} handles")
+
+
+def _reference(config: Config) -> Iterator[Problem]:
+    """The profile of another machine."""
+    profile = config.profile
+    if profile.source == "engine":
+        for key in ("system", "link_gb_s", "switch_fixed_s"):
+            if getattr(profile, key) is not None:
+                allowed = "nothing, unless profile.source is aiconfigurator"
+                yield Problem(("profile", key), shown(getattr(profile, key)), allowed)
+        return
+    from pat.predictor.reference import systems
+
+    try:
+        gpus = systems.system(profile.system).gpus
+    except ConfigError as error:
+        yield from error.problems
+        return
+    if max(config.tp_sizes) > gpus:
+        yield Problem(("tp_sizes",), str(max(config.tp_sizes)), f"at most {gpus}, the GPUs of a {profile.system} node")
+    if config.model.dtype != "bfloat16":
+        yield Problem(("model", "dtype"), shown(config.model.dtype), "bfloat16, in which the machine was measured")
+    try:
+        quantised = ModelSpec.of(config.model.source).quantised
+    except (OSError, UnsupportedModel):
+        return  # already told
+    if quantised:
+        allowed = "a model that is not quantised: the measurements are of bfloat16"
+        yield Problem(("model", "source"), shown(config.model.source), allowed)
 
 
 def _data(config: Config) -> Iterator[Problem]:
@@ -185,6 +247,8 @@ def _data(config: Config) -> Iterator[Problem]:
 
 def warnings(config: Config) -> Iterator[str]:
     """What will run, but not well, on this machine."""
+    if config.profile.source != "engine":
+        return  # it is about another one
     cores = len(os.sched_getaffinity(0))
     gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
     if gpus and config.ranks > gpus:

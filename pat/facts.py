@@ -24,6 +24,7 @@ OUTPUTS = {
     "profile": ("profile/decode.parquet", ["profile/*"]),
     "predictor": ("predictor/errors.json", ["predictor/*"]),
     "train": ("train/{arm}/iterations.parquet", ["train/{arm}/*"]),
+    "simulate": ("simulate/summary.json", ["simulate/*"]),
     "report": ("report/summary.json", ["report/*"]),
 }
 KEPT_SUFFIXES = {".parquet", ".json", ".jsonl", ".txt", ".png", ".html", ".log", ".tsv"}
@@ -107,6 +108,7 @@ def collect(directory: Path, stage: str) -> Facts:
             "assets": _assets,
             "profile": _profile,
             "predictor": _predictor,
+            "simulate": _simulate,
             "report": _report,
         }[kind](directory, facts)
     seconds, max_rss = _benchmark(directory / "benchmarks" / f"{stage}.tsv")
@@ -189,6 +191,17 @@ def _train(directory: Path, name: str, facts: Facts) -> None:
     facts.params = {"versions": arm.run.get("versions") or {}}
     facts.tags = {"pat.arm": name} | _origin(arm.run)
     facts.data = _data(directory)
+
+
+def _simulate(directory: Path, facts: Facts) -> None:
+    summary = _json(directory / "simulate" / "summary.json")
+    for arm, values in summary["arms"].items():
+        facts.measure(f"simulated_gen_seconds/{arm}", values["gen_s"])
+        facts.measure(f"simulated_switches/{arm}", values["switches"])
+        facts.measure(f"regret_to_oracle_pct/{arm}", summary["regret_pct"][arm])
+    for reference, gain in summary["gain_pct"].items():
+        facts.measure(f"simulated_gain_pct/over_{reference}", gain)
+    facts.params = {"stage": summary["stage"]}
 
 
 def _report(directory: Path, facts: Facts) -> None:

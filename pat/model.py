@@ -54,6 +54,35 @@ BUILTIN: dict[str, dict[str, Any]] = {
     },
 }
 
+# Shapes alone, from the config.json of meta-llama/Llama-3.1-8B and Qwen/Qwen3-14B: enough to know what a step
+# costs on a machine with published measurements (profile.source: aiconfigurator), not to generate.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "Llama-3.1-8B": {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+    },
+    "Qwen3-14B": {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 5120,
+        "intermediate_size": 17408,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": False,
+    },
+}
+
 
 class UnsupportedModel(ValueError):
     """The model cannot be run at the tensor-parallel sizes asked for; the message says why."""
@@ -98,20 +127,27 @@ class ModelSpec:
 
     @classmethod
     def of(cls, source: str) -> ModelSpec:
-        """Spec of a built-in model or of the checkpoint folder ``source``.
-
-        Raises FileNotFoundError if it is neither, UnsupportedModel if its config.json cannot be used.
-        """
-        if source in BUILTIN:
-            return cls.from_hf(BUILTIN[source])
-        try:
-            return cls.from_hf(json.loads((Path(source) / "config.json").read_text()))
-        except json.JSONDecodeError as error:
-            raise UnsupportedModel(f"its config.json is not JSON ({error})") from None
+        """Spec of a built-in or published model, or of the checkpoint folder ``source``; errors as `hf_config`."""
+        return cls.from_hf(hf_config(source))
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Bytes of one token's keys and values, all layers and heads, at ``itemsize`` bytes a number."""
         return 2 * self.layers * self.kv_heads * self.head_dim * itemsize
+
+
+def hf_config(source: str) -> dict[str, Any]:
+    """The ``config.json`` of a built-in or published model, or of the checkpoint folder ``source``.
+
+    Raises FileNotFoundError if it is none of these, UnsupportedModel if its config.json is not JSON.
+    """
+    known = BUILTIN | PUBLISHED
+    if source in known:
+        shape = known[source]
+        return {"architectures": [f"{shape['model_type'].capitalize()}ForCausalLM"], **shape}
+    try:
+        return json.loads((Path(source) / "config.json").read_text())
+    except json.JSONDecodeError as error:
+        raise UnsupportedModel(f"its config.json is not JSON ({error})") from None
 
 
 def heads_for(spec: ModelSpec, tp_sizes: Iterable[int]) -> tuple[int, int]:

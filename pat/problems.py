@@ -47,6 +47,7 @@ class ConfigError(Exception):
     def __init__(self, *problems: Problem) -> None:
         # A mistake in the common part of a file shows up in each of its experiments.
         super().__init__("\n".join(dict.fromkeys(map(str, problems))))
+        self.problems = problems
 
 
 def _fields(model: Any, place: Iterable[str | int]) -> list[str]:

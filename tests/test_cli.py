@@ -87,6 +87,10 @@ def test_schema_is_json():
             "config error: --arm: got 'tp7'",
         ),
         (
+            ["simulate", "--config", CI, "--experiment", "ci-llama", "--out", "/tmp/pat-none"],
+            "config error: --out: got /tmp/pat-none/predictor/model.json",
+        ),
+        (
             ["train", "--arm", "up", "--config", CI, "--experiment", "ci-llama"],
             "config error: --arm: got 'up'",
         ),

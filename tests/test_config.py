@@ -12,7 +12,7 @@ from pat import configfile
 from pat.problems import ConfigError
 
 ROOT = Path(__file__).parents[1]
-SHIPPED = sorted((ROOT / "config").glob("*.yaml"))
+SHIPPED = sorted(path for path in (ROOT / "config").glob("*.yaml") if path.name != "workloads.yaml")
 
 
 @pytest.fixture
@@ -44,6 +44,14 @@ REFUSED = [
     ({"train": {"iterations": 1}}, "train.iterations: got 1", "greater than or equal to 2"),
     ({"train": {"micro_batch": 3}}, "train.micro_batch: got 3", "a divisor of"),
     ({"report": {"title": 3}}, "report.title: got 3", "string"),
+    ({"simulate": {"nodes": 99}}, "simulate.responses: got rollout.prompts x samples = 16", "fewer nodes"),
+    ({"simulate": {"nodes": 4, "responses": 3}}, "simulate.responses: got 3", "at least simulate.nodes = 4"),
+    ({"simulate": {"prompt": 9, "kv_tokens": 300}}, "simulate.kv_tokens: got 300", "= 329, one request"),
+    ({"simulate": {"prompt": 99999}}, "simulate.prompt: got 99999", "= 100319, one request"),
+    ({"simulate": {"lengths": {"kind": "listed"}}}, "simulate.lengths.tokens: got nothing", "rollout.lengths"),
+    ({"simulate": {"lengths": {"kind": "file"}}}, "simulate.lengths.path: got nothing", "a file that exists"),
+    ({"simulate": {"lengths": {"low": 9, "high": 8}}}, "simulate.lengths.high: got 8", "simulate.lengths.low = 9"),
+    ({"simulate": {"lengths": {"kind": "zipf"}}}, "simulate.lengths.kind: got 'zipf'", "'lognormal', 'uniform'"),
     ({"policy": {"kv": "copy"}}, "policy.kv: got 'copy'", "'auto', 'migrate' or 'recompute'"),
     ({"policy": {"margin": -0.1}}, "policy.margin: got -0.1", "greater than or equal to 0"),
     ({"policy": {"max_switch_share": 1.5}}, "policy.max_switch_share: got 1.5", "less than or equal to 1"),
@@ -175,7 +183,7 @@ def test_more_ranks_than_cores_is_a_warning(raw):
     assert any(warning.startswith("ranks: 4096 ranks on") for warning in configfile.warnings(config))
 
 
-STAGES = ["hardware", "assets", "profile", "predictor", "train-tp1", "train-pat", "report", "tracking"]
+STAGES = ["hardware", "assets", "profile", "predictor", "train-tp1", "train-pat", "simulate", "report", "tracking"]
 
 
 @pytest.mark.parametrize("stage", STAGES)

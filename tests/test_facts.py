@@ -102,6 +102,23 @@ def test_an_unknown_stage_is_refused(experiment, stage):
         stage_files(experiment, stage)
 
 
+def test_a_simulation_tells_times_and_regret(tmp_path):
+    (tmp_path / "simulate").mkdir()
+    summary = {
+        "arms": {"tp1": {"gen_s": 3.0, "switches": 0.0}, "pat": {"gen_s": 2.0, "switches": 1.5}},
+        "regret_pct": {"tp1": 60.0, "pat": 1.5},
+        "gain_pct": {"default": 33.0, "oracle": -1.5},
+        "stage": {"nodes": 128},
+    }
+    (tmp_path / "simulate" / "summary.json").write_text(json.dumps(summary))
+    metrics = measured(tmp_path, "simulate")
+    assert metrics["simulated_gen_seconds/tp1", 0] == 3.0
+    assert metrics["simulated_switches/pat", 0] == 1.5
+    assert metrics["regret_to_oracle_pct/pat", 0] == 1.5
+    assert metrics["simulated_gain_pct/over_oracle", 0] == -1.5
+    assert collect(tmp_path, "simulate").params == {"stage": {"nodes": 128}}
+
+
 def test_an_unfinished_stage_is_told_by_its_missing_file(experiment):
     with pytest.raises(FileNotFoundError, match=r"train/tp8/iterations\.parquet is missing"):
         stage_files(experiment, "train-tp8")

@@ -172,7 +172,8 @@ class Engine(Unsupported, WeightUpdates, sg.Engine):
     def progress(self) -> tuple[int, int]:
         """(live requests, steps so far) of the group."""
         leaders = [self.boards[rank] for rank in self.layout.leaders]
-        return sum(board.live_count for board in leaders), sum(board.step_count for board in leaders)
+        live = sum(board.live_count for board in leaders) if self.in_flight else 0  # see live_rows
+        return live, sum(board.step_count for board in leaders)
 
     @property
     def in_flight(self) -> int:
@@ -185,7 +186,12 @@ class Engine(Unsupported, WeightUpdates, sg.Engine):
         return self.tokenizer_manager.is_pause
 
     def live_rows(self) -> records.Rows:
-        """Unfinished requests of each replica: (key of the request id, prompt tokens, generated tokens)."""
+        """Unfinished requests of each replica: (key of the request id, prompt tokens, generated tokens).
+
+        A rank shows that a request has ended just after its answer has left: without requests in flight none is live.
+        """
+        if not self.in_flight:
+            return [[] for _ in self.layout.leaders]
         return [self.boards[leader].read_live() for leader in self.layout.leaders]
 
     def steps(self, since: list[int] | None = None) -> pl.DataFrame:

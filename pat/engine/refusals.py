@@ -124,6 +124,11 @@ SAMPLING = dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag"), (No
     "min_p": (0, "SGLang's seeded sampling, which makes a token independent of the layout, does not have it"),
 }
 
+# With the overlap scheduler a token is counted when the next one has been drawn already, and the prompt's last token in
+# place of the first: what a request's penalties have counted cannot be told from its tokens.
+_LATE = "the overlap scheduler counts each token a step late; start the engine with disable_overlap_schedule=True"
+PENALTIES = {"frequency_penalty": (0, _LATE), "presence_penalty": (0, _LATE), "repetition_penalty": (1, _LATE)}
+
 
 def check_options(options: Mapping[str, Any]) -> None:
     """Raise ValueError for an argument of sglang.Engine that PAT does not support, saying why."""
@@ -215,15 +220,19 @@ def _undivided(config: Mapping[str, Any], tp: int) -> Iterator[str]:
             yield f"{name} {size} by tp {tp}"
 
 
-def check_request(request) -> None:
-    """Raise ValueError for a GenerateReqInput with something that PAT does not support, naming it and saying why."""
+def check_request(request, overlap: bool = False) -> None:
+    """Raise ValueError for a GenerateReqInput with something that PAT does not support, naming it and saying why.
+
+    overlap: whether the engine uses SGLang's overlap scheduler.
+    """
+    refused = SAMPLING | PENALTIES if overlap else SAMPLING
     for name, reason in REQUEST.items():
         if _given(getattr(request, name, None)):
             raise ValueError(f"{name} is not supported: {reason}")
     params = getattr(request, "sampling_params", None)
     for one in params if isinstance(params, (list, tuple)) else [params]:
-        for name in SAMPLING.keys() & (one or {}).keys():
-            harmless, reason = SAMPLING[name]
+        for name in refused.keys() & (one or {}).keys():
+            harmless, reason = refused[name]
             if _given(one[name]) and one[name] != harmless:
                 raise ValueError(f"sampling_params[{name!r}] is not supported: {reason}")
 

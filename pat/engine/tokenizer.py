@@ -41,7 +41,7 @@ class TokenizerManager(sg.TokenizerManager):
                 setattr(self, name, Communicator(self.watch, value))
 
     async def generate_request(self, obj, request=None):
-        refusals.check_request(obj)
+        refusals.check_request(obj, overlap=not self.server_args.disable_overlap_schedule)
         self.check_memory()
         answers = super().generate_request(obj, request)
         try:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pat.predictor.latency import DecodeModel, PrefillModel
-from pat.predictor.regression import Curve
+from pat.predictor.regression import Curve, Surface
 from pat.predictor.switching import SwitchCost, SwitchModel
 
 FORMAT = 1
@@ -18,11 +18,14 @@ class Predictor:
     switch: SwitchModel
 
     def save(self, path: Path) -> None:
-        """Write `path` (JSON): curves as [knots, values], in tokens or requests and seconds."""
+        """Write `path` (JSON): curves as [knots, values], surfaces as [knots, knots, values], in tokens or requests and
+        seconds.
+        """
         model = {
             "format": FORMAT,
             "decode": {
                 str(tp): {"batch": _pack(curve), "context": _pack(self.decode.by_context[tp])}
+                | ({"both": [*vars(surface).values()]} if (surface := self.decode.by_both.get(tp)) else {})
                 for tp, curve in self.decode.by_batch.items()
             },
             "prefill": {
@@ -41,6 +44,7 @@ class Predictor:
             if model["format"] != FORMAT:
                 raise ValueError(f"format {model['format']}")
             decode = {int(tp): (_curve(c["batch"]), _curve(c["context"])) for tp, c in model["decode"].items()}
+            both = {int(tp): _surface(*c["both"]) for tp, c in model["decode"].items() if "both" in c}
             prefill = {int(tp): (_curve(c["tokens"]), tuple(c["rates"])) for tp, c in model["prefill"].items()}
             switch = {(a, b, mode): SwitchCost(*cost) for a, b, mode, *cost in model["switch"]}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -48,7 +52,7 @@ class Predictor:
                 f"{path} is not a predictor of format {FORMAT}: {error!r}; run `pat predictor` again"
             ) from error
         return cls(
-            DecodeModel({tp: c[0] for tp, c in decode.items()}, {tp: c[1] for tp, c in decode.items()}),
+            DecodeModel({tp: c[0] for tp, c in decode.items()}, {tp: c[1] for tp, c in decode.items()}, both),
             PrefillModel({tp: c[0] for tp, c in prefill.items()}, {tp: c[1] for tp, c in prefill.items()}),
             SwitchModel(switch),
         )
@@ -61,3 +65,7 @@ def _pack(curve: Curve) -> list:
 def _curve(packed: list) -> Curve:
     knots, values = packed
     return Curve(tuple(knots), tuple(values))
+
+
+def _surface(x_knots: list, y_knots: list, values: list) -> Surface:
+    return Surface(tuple(x_knots), tuple(y_knots), tuple(map(tuple, values)))

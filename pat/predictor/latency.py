@@ -1,30 +1,37 @@
 """Seconds of one engine step at each tp, fitted to the profile: decode and prefill."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import polars as pl
 
-from pat.predictor.regression import Curve, bucket, fit_relative, increments
+from pat.predictor.regression import Curve, Surface, bucket, fit_relative, increments, steps
 
 # A curve gets one more segment for this many distinct samples along its axis: a segment fitted to two noisy
 # points gives a wild slope, and the last slope is what extrapolates.
 SAMPLES_PER_SEGMENT = 12
-MAX_SEGMENTS = 8
+MAX_SEGMENTS = 16
 # A shape with fewer steps than this share of what is usual at its tp is not used.
 MIN_SHARE = 0.5
+# A tp with this many shapes gets a surface too, if a sum of two curves misses one in ten of them by more than this.
+DENSE_SHAPES, SUM_ERROR = 250, 0.04
+SURFACE_SEGMENTS = 7
 
 
 @dataclass(frozen=True)
 class DecodeModel:
-    """seconds(tp, batch, context) = f_tp(batch) + g_tp(context), both curves non-decreasing.
+    """seconds(tp, batch, context) = f_tp(batch) + g_tp(context) + h_tp(batch, context / batch), none decreasing.
 
     f has a knot at every profiled batch, so it follows a CPU's straight line and a GPU's stairs alike; g is
-    the attention over the KV cache, which reads every token of the batch once.
+    the attention over the KV cache, which reads every token of the batch once. h is left out but where a dense
+    profile needs it: some attention kernels take longer for few long requests than for many short ones with as
+    many tokens (Triton's on A100). So a step never gets cheaper with more context, nor with more requests like
+    those that it has.
     """
 
     by_batch: dict[int, Curve]
     by_context: dict[int, Curve]
+    by_both: dict[int, Surface] = field(default_factory=dict)  # of batch and context a request
 
     @property
     def tp_sizes(self) -> tuple[int, ...]:
@@ -37,25 +44,30 @@ class DecodeModel:
         Linear beyond what was profiled.  ValueError when the tp was not profiled.
         """
         require(tp, self.tp_sizes, "decode")
-        return self.by_batch[tp](batch) + self.by_context[tp](context)
+        seconds = self.by_batch[tp](batch) + self.by_context[tp](context)
+        surface = self.by_both.get(tp)
+        return seconds if surface is None else seconds + surface(batch, context / np.maximum(batch, 1))
 
     @classmethod
     def fit(cls, samples: pl.DataFrame) -> "DecodeModel":
         """Fit to rows (tp, batch, context, seconds), one a decode step."""
-        by_batch, by_context = {}, {}
+        by_batch, by_context, by_both = {}, {}, {}
         for (tp,), shapes in decode_shapes(samples).group_by("tp", maintain_order=True):
             batch, context, seconds = (shapes[name].to_numpy() for name in ("batch", "context", "seconds"))
             batch_knots, context_knots = np.unique(batch), spread_knots(context)
-            features = [
-                np.ones((len(batch), 1)),
-                increments(batch, batch_knots),
-                increments(context, context_knots),
-            ]
-            fixed, *rest = fit_relative(np.hstack(features), seconds)
-            rises = len(batch_knots) - 1
-            by_batch[tp] = Curve.from_increments(batch_knots, rest[:rises], start=fixed)
-            by_context[tp] = Curve.from_increments(context_knots, rest[rises:])
-        return cls(by_batch, by_context)
+            features = np.hstack(
+                [np.ones((len(batch), 1)), increments(batch, batch_knots), increments(context, context_knots)]
+            )
+            fitted = fit_relative(features, seconds)
+            rises, curves = len(batch_knots), features.shape[1]
+            if len(shapes) >= DENSE_SHAPES and np.quantile(np.abs(features @ fitted / seconds - 1), 0.9) > SUM_ERROR:
+                length = context / batch
+                knots = octaves(batch), octaves(length)
+                fitted = fit_relative(np.hstack([features, steps(batch, knots[0], length, knots[1])]), seconds)
+                by_both[tp] = Surface.from_steps(*knots, fitted[curves:])
+            by_batch[tp] = Curve.from_increments(batch_knots, fitted[1:rises], start=fitted[0])
+            by_context[tp] = Curve.from_increments(context_knots, fitted[rises:curves])
+        return cls(by_batch, by_context, by_both)
 
 
 @dataclass(frozen=True)
@@ -129,6 +141,11 @@ def spread_knots(x: np.ndarray) -> np.ndarray:
     segments = int(np.clip(len(distinct) // SAMPLES_PER_SEGMENT, 1, MAX_SEGMENTS))
     inner = np.quantile(distinct, np.arange(1, segments) / segments)
     return np.unique(np.r_[0.0, inner, max(distinct[-1], 1)])
+
+
+def octaves(x: np.ndarray) -> np.ndarray:
+    """Knots from the smallest to the largest x (> 0), each the same multiple of the one before."""
+    return np.geomspace(x.min(), max(x.max(), x.min() * 2), SURFACE_SEGMENTS + 1)
 
 
 def require(tp: int, known: tuple[int, ...], what: str) -> None:

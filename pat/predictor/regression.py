@@ -36,6 +36,51 @@ class Curve:
         return cls(tuple(map(float, knots)), tuple(float(v) for v in start + np.r_[0.0, np.cumsum(increments)]))
 
 
+@dataclass(frozen=True)
+class Surface:
+    """Piecewise bilinear function of two variables, non-decreasing in each, constant beyond its knots."""
+
+    x_knots: tuple[float, ...]
+    y_knots: tuple[float, ...]
+    values: tuple[tuple[float, ...], ...]  # by x, then y
+
+    def __call__(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Values at `x`, `y`, which broadcast."""
+        values = np.asarray(self.values)
+        i, u = _position(x, self.x_knots)
+        j, v = _position(y, self.y_knots)
+        low = values[i, j] * (1 - v) + values[i, j + 1] * v
+        high = values[i + 1, j] * (1 - v) + values[i + 1, j + 1] * v
+        return low * (1 - u) + high * u
+
+    @classmethod
+    def from_steps(cls, x_knots: Sequence[float], y_knots: Sequence[float], coefficients: np.ndarray) -> "Surface":
+        """The surface of `coefficients` of the features `steps` with the same knots."""
+        x, y = (np.tri(len(knots), len(knots) - 1, -1) for knots in (x_knots, y_knots))
+        both, either = np.reshape(coefficients, (2, x.shape[1], y.shape[1]))
+        values = x @ both @ y.T + (x @ either).sum(1)[:, None] + (either @ y.T).sum(0) - x @ either @ y.T
+        return cls(tuple(map(float, x_knots)), tuple(map(float, y_knots)), tuple(map(tuple, values.tolist())))
+
+
+def _position(x: np.ndarray, knots: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Index of the knot below x (of a segment), and the share of the segment below x."""
+    position = np.interp(x, knots, np.arange(len(knots)))
+    index = np.minimum(position.astype(int), len(knots) - 2)
+    return index, position - index
+
+
+def steps(x: np.ndarray, x_knots: Sequence[float], y: np.ndarray, y_knots: Sequence[float]) -> np.ndarray:
+    """Features (len(x), 2 (len(x_knots) - 1) (len(y_knots) - 1)) that add up to a `Surface` if none is negative.
+
+    Two for each pair of segments: one rises where x AND y have passed theirs, one where x OR y has. Both are
+    non-decreasing in x and in y; the first says that the two together cost more than each, the second less.
+    """
+    p, q = (np.minimum(increments(z, knots), 1.0) for z, knots in ((x, x_knots), (y, y_knots)))
+    both = p[:, :, None] * q[:, None, :]
+    either = p[:, :, None] + q[:, None, :] - both
+    return np.hstack([both.reshape(len(p), -1), either.reshape(len(p), -1)])
+
+
 def increments(x: np.ndarray, knots: Sequence[float]) -> np.ndarray:
     """Features (len(x), len(knots) - 1): the share of each segment below x; the last one runs on."""
     low, high = np.asarray(knots[:-1], float), np.asarray(knots[1:], float)

@@ -1,5 +1,6 @@
 """Seconds that one change of tp takes, fitted to the profile's switches."""
 
+import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,14 +10,21 @@ import polars as pl
 from pat.predictor.regression import bucket, fit_relative
 
 MODES = ("migrate", "recompute")
+# A pair with this many shapes also tells from how many requests on all ranks share the work.
+DENSE_SHAPES = 30
+SPREADS = (1, 2, 4, 8)
 
 
 class SwitchCost(NamedTuple):
-    """Cost of one kind of switch: seconds, seconds a request, seconds a KV token."""
+    """Cost of one kind of switch: seconds, seconds a request, seconds a KV token.
+
+    spread: with fewer requests than this, some ranks have none, and a token costs spread / requests as much.
+    """
 
     fixed: float
     per_request: float
     per_token: float
+    spread: int = 1
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,8 @@ class SwitchModel:
         if cost is None:
             known = ", ".join(f"{a}->{b} {m}" for a, b, m in sorted(self.costs)) or "none"
             raise ValueError(f"no switch cost for {tp_from}->{tp_to} {mode}: the profile has {known}")
-        return cost.fixed + cost.per_request * np.asarray(requests) + cost.per_token * np.asarray(kv_tokens)
+        tokens = _busy(requests, kv_tokens, cost.spread)
+        return cost.fixed + cost.per_request * np.asarray(requests) + cost.per_token * tokens
 
     @classmethod
     def fit(cls, samples: pl.DataFrame) -> "SwitchModel":
@@ -55,13 +64,30 @@ class SwitchModel:
         costs = {}
         for pair, shapes in switch_shapes(samples).group_by("tp_from", "tp_to", maintain_order=True):
             modes = shapes["mode"].unique(maintain_order=True).to_list()
-            tokens = [(shapes["kv_tokens"] * (shapes["mode"] == mode)).to_numpy() for mode in modes]
-            features = np.stack([np.ones(len(shapes)), shapes["requests"].to_numpy(), *tokens], axis=1)
-            fixed, per_request, *per_token = map(float, fit_relative(features, shapes["total_s"].to_numpy()))
-            costs |= {
-                (*pair, mode): SwitchCost(fixed, per_request, rate) for mode, rate in zip(modes, per_token, strict=True)
-            }
+            spreads = SPREADS if len(shapes) >= DENSE_SHAPES else (1,)
+            fits = (_fit(shapes, modes, chosen) for chosen in itertools.product(spreads, repeat=len(modes)))
+            _, fitted = min(fits, key=lambda fit: fit[0])
+            costs |= {(*pair, mode): cost for mode, cost in zip(modes, fitted, strict=True)}
         return cls(costs)
+
+
+def _busy(requests: np.ndarray, kv_tokens: np.ndarray, spread: int) -> np.ndarray:
+    """KV tokens, counted as often as ranks are left idle by fewer than `spread` requests."""
+    return np.asarray(kv_tokens) * np.maximum(spread / np.maximum(requests, 1), 1.0)
+
+
+def _fit(shapes: pl.DataFrame, modes: list[str], spreads: tuple[int, ...]) -> tuple[float, list[SwitchCost]]:
+    """Mean relative error, and the cost of each of `modes`, if they have these spreads."""
+    requests, total = shapes["requests"].to_numpy(), shapes["total_s"].to_numpy()
+    tokens = [
+        _busy(requests, (shapes["kv_tokens"] * (shapes["mode"] == mode)).to_numpy(), spread)
+        for mode, spread in zip(modes, spreads, strict=True)
+    ]
+    features = np.stack([np.ones(len(shapes)), requests, *tokens], axis=1)
+    fitted = fit_relative(features, total)
+    fixed, per_request, *per_token = map(float, fitted)
+    costs = [SwitchCost(fixed, per_request, rate, spread) for rate, spread in zip(per_token, spreads, strict=True)]
+    return float(np.abs(features @ fitted / total - 1).mean()), costs
 
 
 def switch_shapes(samples: pl.DataFrame) -> pl.DataFrame:

@@ -24,7 +24,7 @@ def test_every_arm_is_measured_on_the_same_lengths(model_folder):
     engine = start(model_folder("qwen3"), tp_sizes=(1, 2), max_total_tokens=2048)
     try:
         arms = {"tp1": Static(1), "tp2": Static(2), "threshold": Threshold(2, 2)}
-        workload = Workload(lengths=[4, 6, 60, 60], prompt=8, about="a tail")
+        workload = Workload(lengths=[4, 6, 300, 300], prompt=8, about="a tail")
         result = Bench(engine, lambda responses: arms).run(Replay.of("mine", workload, 500, seed=1), repeats=3)
     finally:
         engine.shutdown()

@@ -6,8 +6,8 @@ from tests.engine.conftest import Driver, Reference, ids, jobs, logprobs, start
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-LENGTHS = (12, 40, 12, 40)
-UP_DOWN_UP = [(14, 2, "migrate"), (20, 1, "migrate"), (28, 2, "migrate")]
+LENGTHS = (12, 160, 12, 160)
+UP_DOWN_UP = [(14, 2, "migrate"), (40, 1, "migrate"), (70, 2, "migrate")]
 
 
 def check(model_folder, kind, sizes=(1, 2), switches=UP_DOWN_UP):
@@ -36,7 +36,7 @@ def test_family(model_folder, kind):
 @pytest.mark.parametrize("kind", ["llama", "llama-untied", "mistral", "qwen2", "qwen3", "qwen3-moe"])
 def test_family_on_four_ranks(model_folder, kind):
     check(
-        model_folder(kind), (1, 2, 4), [(14, 4, "migrate"), (20, 2, "migrate"), (26, 1, "migrate"), (32, 4, "migrate")]
+        model_folder, kind, (1, 2, 4), [(14, 4, "migrate"), (40, 2, "migrate"), (70, 1, "migrate"), (100, 4, "migrate")]
     )
 
 
@@ -53,7 +53,7 @@ def test_a_vocabulary_that_no_size_divides(model_folder, vocabulary, kind):
     folder = model_folder(kind, vocab_size=vocabulary)
     engine = start(folder, tp_sizes=(1, 2, 4), max_total_tokens=512)
     try:
-        reference, requests = Reference(folder), jobs((24, 30))
+        reference, requests = Reference(folder), jobs((120, 130))
         switches = [(8, 2, "migrate"), (14, 4, "migrate"), (20, 1, "migrate")]
         outputs = Driver(engine).run(requests, switches=switches)
         assert ids(outputs) == [reference.greedy(job.prompt, job.tokens) for job in requests]

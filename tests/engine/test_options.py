@@ -8,8 +8,8 @@ from tests.engine.conftest import Driver, Reference, ids, jobs, logprobs, start
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-LENGTHS = (12, 60, 30, 60)
-SWITCHES = [(14, 2, "migrate"), (20, 1, "recompute"), (26, 2, "migrate")]
+LENGTHS = (12, 160, 30, 160)
+SWITCHES = [(14, 2, "migrate"), (40, 1, "recompute"), (70, 2, "migrate")]
 
 
 @pytest.fixture(
@@ -60,6 +60,10 @@ def test_tokens_and_log_probs_are_hugging_faces(driver, kv):
     ids=lambda params: "-".join(params),
 )
 def test_sampling_parameters(driver, params):
+    if not driver.engine.server_args.disable_overlap_schedule and any("penalty" in name for name in params):
+        with pytest.raises(ValueError, match=r"penalty.*a step late"):
+            driver.engine.generate(input_ids=[5, 6], sampling_params=params)
+        return
     requests = jobs(LENGTHS)
     for job in requests:
         job.params = params | ({"ignore_eos": False} if "stop_token_ids" in params else {})
@@ -88,7 +92,7 @@ def _switch_soon(driver, requests):
 
 
 def test_top_and_prompt_log_probs(driver):
-    requests = jobs((40, 40))
+    requests = jobs((160, 160))
     for job in requests:
         job.options = {"top_logprobs_num": 3, "logprob_start_len": 0}
     static, switched = driver.run(requests), driver.run(requests, switches=SWITCHES)

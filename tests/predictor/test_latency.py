@@ -65,6 +65,42 @@ def test_decode_never_gets_cheaper_with_more_requests_or_context(rows):
     assert np.all(np.diff(grid, axis=1) >= -1e-12)
 
 
+def gathering_step(tp, batch, context):
+    """Attention that few long requests keep from using the whole machine: twice the time up to 8 requests."""
+    return (0.01 + 1e-7 * context * (2 if batch <= 8 else 1)) / tp
+
+
+def dense(step):
+    batches = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
+    return decode_samples(step, batches, [round(2 ** (k / 2)) for k in range(12, 30)], steps=1)
+
+
+def test_a_dense_profile_tells_few_long_requests_from_many_short_ones():
+    model = DecodeModel.fit(dense(gathering_step))
+    assert set(model.by_both) == {1, 2}
+    grid = [(1, b, b * c) for b in (2, 5, 14, 28, 56, 110) for c in (300, 3000, 14000)]
+    errors = [abs(model.seconds(*shape) / gathering_step(*shape) - 1) for shape in grid]
+    assert np.median(errors) < 0.02
+    few, many = model.seconds(1, 4, 4 * 16384), model.seconds(1, 64, 64 * 1024)
+    assert few > many * 1.3  # 1.39, for as many tokens
+
+
+def test_a_dense_profile_that_two_curves_describe_gets_no_surface():
+    assert not DecodeModel.fit(dense(cpu_step)).by_both
+
+
+@given(st.lists(st.floats(0.5, 2), min_size=18, max_size=18))
+@settings(max_examples=10, deadline=None)
+def test_with_a_surface_more_requests_or_longer_ones_still_cost_more(factors):
+    noisy = dense(lambda tp, b, c: gathering_step(tp, b, c) * factors[(b * 7 + c) % 18])
+    model = DecodeModel.fit(noisy)
+    assert model.by_both
+    batch, length = np.arange(1, 200)[:, None], np.linspace(1, 30_000, 60)[None]
+    grid = model.seconds(1, batch, batch * length)
+    assert np.all(np.diff(grid, axis=0) >= -1e-9)
+    assert np.all(np.diff(grid, axis=1) >= -1e-9)
+
+
 def test_steps_of_a_growing_context_are_one_shape():
     shapes = decode_shapes(decode_samples(cpu_step, batches=(4,), contexts=(195,), steps=10))
     assert shapes.select("tp", "batch", "context").rows() == [(1, 4, 4 * 199.5), (2, 4, 4 * 199.5)]

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat.predictor.regression import Curve, fit_relative, increments
+from pat.predictor.regression import Curve, Surface, fit_relative, increments, steps
 
 KNOTS = st.lists(st.integers(0, 1000), min_size=2, max_size=6, unique=True).map(sorted)
 
@@ -19,6 +19,19 @@ def test_a_curve_is_the_sum_of_its_increments_inside_and_beyond_its_knots(knots,
 
 def test_a_curve_of_one_knot_is_constant():
     assert Curve((4.0,), (0.5,))(np.array([1, 4, 100])).tolist() == [0.5, 0.5, 0.5]
+
+
+@given(KNOTS, KNOTS, st.data())
+def test_a_surface_is_the_sum_of_its_steps_and_grows_in_both_directions(x_knots, y_knots, data):
+    count = 2 * (len(x_knots) - 1) * (len(y_knots) - 1)
+    coefficients = np.array(data.draw(st.lists(st.floats(0, 10), min_size=count, max_size=count)))
+    surface = Surface.from_steps(x_knots, y_knots, coefficients)
+    x, y = (part.ravel() for part in np.meshgrid(np.linspace(0, 1500, 31), np.linspace(0, 1500, 29)))
+    expected = steps(x, x_knots, y, y_knots) @ coefficients
+    np.testing.assert_allclose(surface(x, y), expected, rtol=1e-9, atol=1e-9)
+    grid = surface(np.linspace(0, 1500, 40)[:, None], np.linspace(0, 1500, 40)[None])
+    assert np.all(np.diff(grid, axis=0) >= -1e-9)
+    assert np.all(np.diff(grid, axis=1) >= -1e-9)
 
 
 def test_coefficients_are_recovered():

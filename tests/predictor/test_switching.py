@@ -30,6 +30,20 @@ def test_the_parts_of_the_cost_are_recovered(mode):
     np.testing.assert_allclose(model.seconds(1, 2, requests, tokens, mode), expected, rtol=0.01)
 
 
+def test_a_dense_profile_tells_when_ranks_are_idle():
+    def cost(mode, requests, context):  # the busiest of 8 senders, of 2 that compute
+        ranks = {"migrate": 8, "recompute": 2}[mode]
+        return 0.02 + RATES[mode] * -(-requests // ranks) * context
+
+    sizes = list(itertools.product((1, 4, 8, 16, 32, 64), (500, 2000, 8000)))
+    model = SwitchModel.fit(frame([(1, 4, m, r, r * c, cost(m, r, c)) for r, c in sizes for m in RATES]))
+    assert {mode: model.costs[1, 4, mode].spread for mode in RATES} == {"migrate": 8, "recompute": 2}
+    for mode in RATES:
+        for requests, context in ((1, 4000), (2, 1000), (16, 4000)):
+            expected = cost(mode, requests, context)
+            assert model.seconds(1, 4, requests, requests * context, mode) == pytest.approx(expected, rel=0.05)
+
+
 ROWS = st.lists(
     st.tuples(
         st.just(1),

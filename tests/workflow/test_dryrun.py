@@ -33,6 +33,7 @@ files = {{
                 "profile/switch.parquet", "profile/transfer.parquet"],
     "predictor": [f"predictor/{{f}}" for f in ("model.json", "errors.json", "fit.png")],
     "train": [f"{{train}}{{t}}.parquet" for t in tables] + [train + "run.json"],
+    "simulate": ["simulate/arms.parquet", "simulate/summary.json"],
     "report": ["report/index.html", "report/summary.json"],
     "track": ["tracking/" + option.get("--stage", "") + ".json"],
 }}
@@ -46,6 +47,7 @@ with open("times.txt", "a") as times:
 
 EVERY_ARM = {"train tp1", "train tp2", "train pat"}
 TRACKED_ARMS = {"track train-tp1", "track train-tp2", "track train-pat"}
+SIMULATION = {"simulate", "track simulate"}
 REPORT = {"report", "track report"}
 
 
@@ -69,6 +71,7 @@ JOBS = {
     r"Profile of the engine": "profile",
     r"Predictor": "predictor",
     r"Training, arm (\w+)": r"train \1",
+    r"Simulation": "simulate",
     r"Report": "report",
     r"MLflow, ([\w-]+)": r"track \1",
 }
@@ -115,14 +118,17 @@ CONFIG_EDITS = [
     # (old text, new text, what runs again)
     ("lr: 1.0e-6", "lr: 2.0e-6", EVERY_ARM | TRACKED_ARMS | REPORT),
     ("title: SmolLM2", "title: A look at SmolLM2", REPORT),
-    ("margin: 0.1", "margin: 0.2", {"train pat", "track train-pat"} | REPORT),
+    ("margin: 0.1", "margin: 0.2", {"train pat", "track train-pat"} | SIMULATION | REPORT),
     (
         "steps: 24",
         "steps: 12",
-        {"profile", "track profile", "predictor", "track predictor", "train pat", "track train-pat"} | REPORT,
+        {"profile", "track profile", "predictor", "track predictor", "train pat", "track train-pat"}
+        | SIMULATION
+        | REPORT,
     ),
     ("temperature: 1.0", "temperature: 0.5", EVERY_ARM | TRACKED_ARMS | REPORT),
     ("arms: [tp1, tp2, pat]", "arms: [tp2, pat]", REPORT),
+    ("smollm2-gsm: {}", "smollm2-gsm: {simulate: {nodes: 4, responses: 64}}", SIMULATION | REPORT),
 ]
 
 
@@ -142,13 +148,17 @@ def test_edit_of_the_tracking_place_only_logs_again(project):
     edit(project / "config" / "config.yaml", "results/mlflow.db", "results/other.db")
     jobs = planned(project)
     assert {job.split()[0] for job in jobs} == {"track"}
-    assert len(jobs) == 8
+    assert len(jobs) == 9
 
 
 CODE_EDITS = [
     ("pat/report/page.py", REPORT),
-    ("pat/policy.py", {"train pat", "track train-pat"} | REPORT),
-    ("pat/predictor/latency.py", {"predictor", "track predictor", "train pat", "track train-pat"} | REPORT),
+    ("pat/policy.py", {"train pat", "track train-pat"} | SIMULATION | REPORT),
+    (
+        "pat/predictor/latency.py",
+        {"predictor", "track predictor", "train pat", "track train-pat"} | SIMULATION | REPORT,
+    ),
+    ("pat/simulate/node.py", SIMULATION | REPORT),
     ("pat/rl/reward.py", EVERY_ARM | TRACKED_ARMS | REPORT),
     ("pat/cli.py", set()),
     ("pat/doctor.py", set()),
@@ -226,3 +236,12 @@ def test_a_failed_stage_says_why_and_keeps_the_rest(project):
     assert "pat report --config results/smollm2-gsm/config/report.json failed" in done.stderr
     assert "The whole log: results/smollm2-gsm/logs/report.log" in done.stderr
     assert (project / "results" / "smollm2-gsm" / "train" / "pat" / "iterations.parquet").exists()
+
+
+def test_a_machine_that_is_not_here_needs_neither_a_checkpoint_nor_its_gpus(tmp_path):
+    pytest.importorskip("aiconfigurator_core")
+    folder, name = copy_project(tmp_path), "h100-llama3.1-8b"
+    goal = f"results/{name}-128/simulate/summary.json"
+    plan = snakemake(folder, "-n", goal, "--configfile", f"config/{name}.yaml")
+    jobs = set(re.findall(r"^Job \d+: (\w+).* \(h100-llama3\.1-8b-128\)$", plan, re.M))
+    assert jobs == {"Settings", "Profile", "Predictor", "Simulation"}

@@ -110,7 +110,7 @@ def test_each_stage_is_one_run_in_mlflow(project, name):
     experiment = client.get_experiment_by_name(name)
     runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
     arms = EXPERIMENTS[name].arms
-    stages = {"hardware", "assets", "profile", "predictor", "report", *(f"train-{arm}" for arm in arms)}
+    stages = {"hardware", "assets", "profile", "predictor", "simulate", "report", *(f"train-{arm}" for arm in arms)}
     assert set(runs) == stages
     assert len(client.search_runs([experiment.experiment_id])) == len(stages)
     for arm in arms:

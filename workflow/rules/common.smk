@@ -33,10 +33,11 @@ ARMS = sorted({arm for each in EXPERIMENTS.values() for arm in each.arms})
 CODE = {
     "hardware": ["cluster.py"],
     "assets": ["model.py", "assets/*.py"],
-    "profile": ["layout.py", "seam.py", "profile.py", "engine/**/*.py"],
+    "profile": ["layout.py", "seam.py", "profile.py", "engine/**/*.py", "predictor/reference/*.py"],
     "predictor": ["predictor/*.py"],
     "train": ["layout.py", "seam.py", "engine/**/*.py", "rl/**/*.py"],
     "train-pat": ["layout.py", "seam.py", "policy.py", "engine/**/*.py", "rl/**/*.py"],
+    "simulate": ["layout.py", "policy.py", "predictor/*.py", "simulate/*.py"],
     "report": ["report/*"],
     "tracking": ["tracking.py", "facts.py"],
 }
@@ -58,7 +59,7 @@ def code(stage):
 def stages(experiment):
     """Stages of ``experiment``, in the order in which they run."""
     arms = [f"train-{arm}" for arm in EXPERIMENTS[experiment].arms]
-    return ["hardware", "assets", "profile", "predictor", *arms, "report"]
+    return ["hardware", "assets", "profile", "predictor", *arms, "simulate", "report"]
 
 
 def ranks(wildcards):
@@ -68,6 +69,23 @@ def ranks(wildcards):
 def gpus(wildcards):
     """A GPU a rank, to ask Slurm for; on one machine nobody has to be asked."""
     return 0 if workflow.local_exec else ranks(wildcards)
+
+
+def measured(wildcards):
+    """Whether the profile is made on this machine, or taken from published measurements of another."""
+    return EXPERIMENTS[wildcards.experiment].profile.source == "engine"
+
+
+def profile_model(wildcards):
+    return f"results/{wildcards.experiment}/model" if measured(wildcards) else []
+
+
+def profile_ranks(wildcards):
+    return ranks(wildcards) if measured(wildcards) else 1
+
+
+def profile_gpus(wildcards):
+    return gpus(wildcards) if measured(wildcards) else 0
 
 
 def trained(wildcards):

@@ -63,7 +63,7 @@ rule assets:
 rule profile:
     input:
         config="results/{experiment}/config/profile.json",
-        model="results/{experiment}/model",
+        model=profile_model,
         code=code("profile"),
     output:
         expand(
@@ -82,10 +82,10 @@ rule profile:
         "results/{experiment}/benchmarks/profile.tsv"
     conda:
         "../../envs/conda.yaml"
-    threads: ranks
+    threads: profile_ranks
     resources:
         machine=1,
-        gpu=gpus,
+        gpu=profile_gpus,
     message:
         "Profile of the engine ({wildcards.experiment})"
     shell:

@@ -5,6 +5,7 @@ OUTCOME = {
     "assets": [rules.assets.output.train, rules.assets.output.val],
     "profile": rules.profile.output,
     "predictor": rules.predictor.output,
+    "simulate": rules.simulate.output,
     "report": [
         "results/{experiment}/report/index.html",
         "results/{experiment}/report/summary.json",
@@ -19,6 +20,7 @@ rule report:
         assets=OUTCOME["assets"],
         profile=rules.profile.output,
         predictor=rules.predictor.output,
+        simulate=rules.simulate.output,
         config="results/{experiment}/config/report.json",
         code=code("report"),
     output:

@@ -1,0 +1,24 @@
+# The generation stage under every policy, replayed from the predictor: on any number of machines, and the oracle.
+
+
+rule simulate:
+    input:
+        predictor="results/{experiment}/predictor/model.json",
+        lengths=lambda w: EXPERIMENTS[w.experiment].simulate.lengths.path or [],
+        config="results/{experiment}/config/simulate.json",
+        code=code("simulate"),
+    output:
+        expand(
+            "results/{{experiment}}/simulate/{name}",
+            name=["arms.parquet", "summary.json"],
+        ),
+    log:
+        "results/{experiment}/logs/simulate.log",
+    benchmark:
+        "results/{experiment}/benchmarks/simulate.tsv"
+    conda:
+        "../../envs/conda.yaml"
+    message:
+        "Simulation ({wildcards.experiment})"
+    shell:
+        "pat logged {log} simulate --config {input.config}"
