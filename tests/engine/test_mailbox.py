@@ -144,3 +144,11 @@ def test_a_mailbox_that_its_first_rank_never_makes_is_an_error(tmp_path):
     path = tmp_path / "box"
     with pytest.raises(TimeoutError, match=f"rank 1: {os.fspath(path)} was not created"):
         Mailbox(path, 1, 2, timeout_s=0.1)
+
+
+def test_groups_that_are_made_at_the_same_time_do_not_meet_in_one_file(tmp_path):
+    (tmp_path / "mailbox.tp_2.tmp").write_text("of another group")
+    Mailbox(tmp_path / "mailbox.tp_2.0", rank=0, world=2, timeout_s=1.0)
+    Mailbox(tmp_path / "mailbox.tp_2.1", rank=0, world=2, timeout_s=1.0)
+    assert (tmp_path / "mailbox.tp_2.tmp").read_text() == "of another group"
+    assert {file.name for file in tmp_path.iterdir()} == {"mailbox.tp_2.0", "mailbox.tp_2.1", "mailbox.tp_2.tmp"}

@@ -31,7 +31,7 @@ class Mailbox:
         self.path, self.rank, self.world, self.timeout_s = path, rank, world, timeout_s
         size = HEADER_BYTES + 2 * world * SLOT_BYTES
         if rank == 0:
-            temporary = path.with_suffix(".tmp")
+            temporary = path.with_name(f"{path.name}.tmp")  # not with_suffix: the leader's number is one
             with open(temporary, "wb") as file:
                 file.truncate(size)
             temporary.rename(path)
