@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pat import policy as policies
 from pat import provenance
-from pat.engine.cpu import processes
+from pat.profile import start_engine
 from pat.workload import Replay, Workload
 
 THRESHOLD_SHARE = 0.25  # the arm "threshold" goes to the widest size when so much of the batch is left
@@ -43,24 +43,11 @@ def run(cfg, experiment: Path, workloads: Mapping[str, Workload], repeats: int, 
     cfg: ranks, tp_sizes, seed, model, rollout, policy of a configuration. experiment: folder with ``model`` and
     ``predictor``, which an earlier run of the pipeline left.
     """
-    processes.warm()
-    from pat.engine.api import Engine
-
     vocabulary = json.loads((experiment / "model" / "config.json").read_text())["vocab_size"]
     replays = [Replay.of(name, workload, vocabulary, cfg.seed) for name, workload in workloads.items()]
     out.mkdir(parents=True, exist_ok=True)
     print(f"bench: starting SGLang on {cfg.ranks} ranks", flush=True)
-    engine = Engine(
-        model_path=str(experiment / "model"),
-        ranks=cfg.ranks,
-        tp_sizes=cfg.tp_sizes,
-        dtype=cfg.model.dtype,
-        skip_tokenizer_init=True,
-        max_running_requests=max(64, max(len(replay.lengths) for replay in replays) * cfg.ranks),
-        max_total_tokens=cfg.rollout.kv_tokens,
-        random_seed=cfg.seed,
-        log_level="error",
-    )
+    engine = start_engine(cfg, experiment, max(len(replay.lengths) for replay in replays))
     results = {}
     try:
         bench = Bench(engine, lambda responses: arms_of(cfg, experiment / "predictor" / "model.json", responses))

@@ -89,27 +89,32 @@ def points(cfg) -> Iterator[Decode | Prefill | Switch]:
                 yield Switch(a, b, requests, context, kv)
 
 
-def run(cfg, experiment: Path) -> None:
-    """Write ``profile/{decode,prefill,switch,transfer}.parquet`` and ``machine.json``; a line a point is printed."""
+def start_engine(cfg, experiment: Path, requests: int):
+    """The engine of a configuration on the experiment's model, for up to ``requests`` requests a replica; no policy."""
     processes.warm()
     from pat.engine.api import Engine
 
-    out = experiment / "profile"
-    out.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
-    todo = [(repeat, point) for repeat in range(cfg.profile.repeats) for point in points(cfg)]
-    print(f"profile: starting SGLang on {cfg.ranks} ranks, then {len(todo)} points", flush=True)
-    engine = Engine(
+    return Engine(
         model_path=str(experiment / "model"),
         ranks=cfg.ranks,
         tp_sizes=cfg.tp_sizes,
         dtype=cfg.model.dtype,
         skip_tokenizer_init=True,
-        max_running_requests=max(64, max(cfg.profile.batches) * cfg.ranks),
+        max_running_requests=max(64, requests * cfg.ranks),
         max_total_tokens=cfg.rollout.kv_tokens,
         random_seed=cfg.seed,
         log_level="error",
     )
+
+
+def run(cfg, experiment: Path) -> None:
+    """Write ``profile/{decode,prefill,switch,transfer}.parquet`` and ``machine.json``; a line a point is printed."""
+    out = experiment / "profile"
+    out.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    todo = [(repeat, point) for repeat in range(cfg.profile.repeats) for point in points(cfg)]
+    print(f"profile: starting SGLang on {cfg.ranks} ranks, then {len(todo)} points", flush=True)
+    engine = start_engine(cfg, experiment, max(cfg.profile.batches))
     try:
         samples = Sampler(engine, cfg).run(todo)
     finally:

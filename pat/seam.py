@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Sequence
 from importlib.metadata import version
 
 Parameters = tuple[str, ...]
@@ -72,6 +73,14 @@ class Seam:
             if lost := _lost(value, parameters):
                 found.append(f"{label} no longer takes {', '.join(sorted(lost))}")
         return found
+
+    def require(self, owner: object, attributes: Sequence[str]) -> None:
+        """Raise SeamError naming the attributes that an object of the package lacks; for what instances hold."""
+        if lost := [name for name in attributes if not hasattr(owner, name)]:
+            raise SeamError(
+                f"{type(owner).__name__} of {self.package} {version(self.package)} lacks {', '.join(lost)}; PAT was "
+                f"written against {self.package} {self.written_for}: install {self.package}=={self.written_for}"
+            )
 
     def check(self) -> None:
         """Raise SeamError naming all that is not as expected, and the version to install."""

@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from pat.problems import ConfigError, Problem, shown
+from pat.simulate.lengths import cut, lognormal, uniform
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -67,10 +68,9 @@ class Workload(_Strict):
             return list(self.lengths)
         rng = np.random.default_rng(seed)
         if self.groups:
-            return [int(n) for g in self.groups for n in rng.integers(g.low, g.high + 1, g.count)]
+            return [int(n) for g in self.groups for n in uniform(g.low, g.high)(rng, g.count)]
         law = self.lognormal
-        drawn = law.scale * rng.lognormal(law.mu, law.sigma, law.count)
-        return [int(n) for n in np.clip(np.round(drawn), 1, law.cap)]
+        return cut(law.scale * lognormal(law.mu, law.sigma)(rng, law.count), law.cap).tolist()
 
     def prompts(self, responses: int, vocabulary: int, seed: int) -> list[list[int]]:
         """Token ids of the prompt of each response; samples of one prompt have the same."""

@@ -137,3 +137,10 @@ def test_no_other_file_imports_from_sglang_or_verl():
     assert len(files) > 20
     offenders = {str(file.relative_to(PACKAGE)): foreign_imports(file.read_text()) for file in files}
     assert {file: names for file, names in offenders.items() if names} == {}
+
+
+def test_an_object_without_an_attribute_that_pat_sets_is_an_error_that_names_it():
+    seam = Seam("pytest", "0.0", {})
+    seam.require(Path("."), ("name", "parent"))
+    with pytest.raises(SeamError, match=r"lacks nest, nests; .* install pytest==0\.0"):
+        seam.require(Path("."), ("name", "nest", "nests"))

@@ -41,9 +41,6 @@ class Cpu:
     def synchronize(self) -> None:
         """Wait for all work of this process on the device."""
 
-    def empty_cache(self) -> None:
-        """Give memory that torch keeps but does not use back to the device."""
-
     def used_bytes(self) -> int:
         """Bytes in use on the device, of this process and all others."""
         return 0
@@ -80,13 +77,10 @@ class Accelerator(Cpu):
     def synchronize(self) -> None:
         self.module.synchronize()
 
-    def empty_cache(self) -> None:
-        self.module.empty_cache()
-
     def used_bytes(self) -> int:
         self.synchronize()
         gc.collect()
-        self.empty_cache()
+        self.module.empty_cache()
         free, total = self.module.mem_get_info()
         return total - free
 

@@ -175,8 +175,50 @@ METHODS = (
     ("Penalties", "merge", ("self", "their")),
 )
 
+# What a switch reads from or sets on SGLang's objects. Setting one that is gone would do nothing, and say nothing.
+SCHEDULER = (
+    "attn_tp_cpu_group",
+    "attn_tp_group",
+    "dp_tp_cpu_group",
+    "dp_tp_group",
+    "enable_overlap",
+    "future_map",
+    "idle_sleeper",
+    "ipc_channels",
+    "last_batch",
+    "max_queued_requests",
+    "max_running_requests",
+    "max_total_num_tokens",
+    "metrics_collector",
+    "metrics_reporter",
+    "model_config",
+    "new_token_ratio_tracker",
+    "req_to_token_pool",
+    "running_batch",
+    "spec_algorithm",
+    "tokenizer",
+    "tp_cpu_group",
+    "tp_group",
+    "tp_size",
+    "tp_worker",
+    "tree_cache",
+    "token_to_kv_pool_allocator",
+    "waiting_queue",
+    "_engine_paused",
+    "_prefill_decode_interval_remaining",
+)
+RUNNER = ("model", "sampler", "server_args", "token_to_kv_pool", "model_config", "load_config", "graph_memory_usage")
+POOL = ("k_buffer", "v_buffer", "size", "head_num", "row_dim", "v_row_dim", "head_dim", "v_head_dim", "kv_cache_layout")
+
 seam = Seam("sglang", "0.5.23", NAMES, METHODS)
 check, path = seam.check, seam.path
+
+
+def check_scheduler(scheduler) -> None:
+    """Raise SeamError if a scheduler, its model runner or its KV pool lacks what a switch needs."""
+    runner = scheduler.tp_worker.model_runner
+    for owner, names in ((scheduler, SCHEDULER), (runner, RUNNER), (runner.token_to_kv_pool, POOL)):
+        seam.require(owner, names)
 
 
 def __getattr__(name: str):

@@ -49,6 +49,7 @@ class Switcher:
     def __init__(self, scheduler, settings: Settings, groups: Groups, board: Board) -> None:
         self.scheduler, self.settings, self.groups, self.board = scheduler, settings, groups, board
         self.runner = scheduler.tp_worker.model_runner
+        sg.check_scheduler(scheduler)
         self.base = self.layout = Layout(settings.ranks, settings.base)
         self.epoch, self._record = 0, None
         kv_heads = self.runner.model_config.get_total_num_kv_heads()

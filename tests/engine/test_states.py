@@ -8,12 +8,13 @@ import pytest
 from tests.engine.conftest import Driver, Reference, ids, jobs, start
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
+EAGER = {"tp_sizes": (1, 2)}  # SGLang admits what may not fit later
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        {"tp_sizes": (1, 2)},
+        EAGER,
         {"tp_sizes": (1, 2), "schedule_conservativeness": 1.0},  # admission by what each replica has learnt
         pytest.param({"tp_sizes": (1, 2, 4)}, marks=pytest.mark.matrix),
         pytest.param({"tp_sizes": (1, 2), "disable_overlap_schedule": False}, marks=pytest.mark.matrix),
@@ -56,9 +57,8 @@ def test_waiting_requests_are_carried_along(driver):
     assert at_the_switch[0] > 3 * 2  # more than run at once
 
 
+@pytest.mark.parametrize("driver", [EAGER], indirect=True)
 def test_retracted_requests_keep_what_they_have_generated(driver):
-    if driver.engine.server_args.schedule_conservativeness == 1.0:
-        pytest.skip("SGLang admits no more than fits, and retracts nothing")
     # A pool of 300 tokens does not hold three requests of up to 220: SGLang takes one out while the others decode.
     requests = jobs((210,) * 6)
     for job in requests:
