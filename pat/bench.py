@@ -1,24 +1,34 @@
 """``pat bench rollout``: generation stages with replayed lengths on the real engine, without training.
 
-All arms run in turn within each repeat, in an order that moves by one each time, so that neither a drift of the
-machine nor what ran before favours one. The engine is the same for all arms: a static arm is the Static policy.
+All workloads are replayed in each repeat, and in each of them all arms in turn, in an order that moves by one each
+time, so that neither a drift of the machine nor what ran before favours one. The engine is the same for all arms: a
+static arm is the Static policy. The arm pat knows of the lengths what it has learnt from the repeats before, a prior
+in the first one. Each generation is simulated just before it, with the policy as it is then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 
+import polars as pl
+
 from pat import policy as policies
-from pat import provenance
+from pat.bench_record import Record
+from pat.engine.trace import decode_steps
+from pat.predictor import Predictor
 from pat.profile import start_engine
+from pat.resume import fingerprint
+from pat.simulate import Machine, Oracle, Requests, StageResult, simulate
 from pat.workload import Replay, Workload
 
 THRESHOLD_SHARE = 0.25  # the arm "threshold" goes to the widest size when so much of the batch is left
+WARM_UP_TOKENS = 8
+CODE = ("layout.py", "policy.py", "profile.py", "bench.py", "engine/**/*.py", "predictor/*.py", "simulate/*.py")
 
 
 def arms_of(cfg, predictor: Path, responses: int) -> dict[str, policies.Policy]:
@@ -38,114 +48,147 @@ def rotated(arms: list[str], repeat: int) -> list[str]:
 
 
 def run(cfg, experiment: Path, workloads: Mapping[str, Workload], repeats: int, out: Path) -> None:
-    """Write ``rollout.json`` and ``rollout.html`` to ``out``; a line a generation is printed.
+    """Write ``rollout.json``, ``rollout.html`` and ``steps.parquet`` to ``out``; a line a generation is printed.
 
     cfg: ranks, tp_sizes, seed, model, rollout, policy of a configuration. experiment: folder with ``model`` and
-    ``predictor``, which an earlier run of the pipeline left.
+    ``predictor``, which an earlier run of the pipeline left. The files are written after every repeat of a workload;
+    the same command goes on with what is missing in them, if settings, machine, model and code are the same.
     """
     vocabulary = json.loads((experiment / "model" / "config.json").read_text())["vocab_size"]
+    predictor = experiment / "predictor" / "model.json"
     replays = [Replay.of(name, workload, vocabulary, cfg.seed) for name, workload in workloads.items()]
-    out.mkdir(parents=True, exist_ok=True)
+    same = fingerprint(cfg.model_dump_json(exclude={"train"}), experiment / "model", CODE, [predictor])
+    record = Record(out, same, {"ranks": cfg.ranks, "model": cfg.model.source, "seed": cfg.seed})
+    arms = {replay.name: arms_of(cfg, predictor, len(replay.lengths)) for replay in replays}
+    done = {replay.name: record.add(replay, list(arms[replay.name])) for replay in replays}
+    if min(done.values()) >= repeats:
+        print(f"bench: {out / 'rollout.json'} has {repeats} repeats of each already", flush=True)
+        record.write()
+        return
+    for replay in replays:  # what the policies have learnt in earlier repeats
+        for policy in arms[replay.name].values():
+            for _ in range(done[replay.name]):
+                learn(policy, replay)
+    machine = Machine(Predictor.load(predictor), cfg.ranks, tuple(cfg.tp_sizes), cfg.rollout.kv_tokens)
     print(f"bench: starting SGLang on {cfg.ranks} ranks", flush=True)
     engine = start_engine(cfg, experiment, max(len(replay.lengths) for replay in replays))
-    results = {}
     try:
-        bench = Bench(engine, lambda responses: arms_of(cfg, experiment / "predictor" / "model.json", responses))
+        bench = Bench(engine, machine, cfg.rollout.deadline_s)
         for replay in replays:
-            results[replay.name] = bench.run(replay, repeats)
-            _write(out, results, cfg, repeats)  # after each: a long run that is ended leaves what it has
+            bench.warm_up(replay, arms[replay.name])
+        for repeat in range(min(done.values()), repeats):
+            for replay in replays:
+                if repeat >= done[replay.name]:
+                    record.keep(replay.name, bench.run(replay, arms[replay.name], repeat))
+                    record.write()
     finally:
         engine.shutdown()
 
 
+def learn(policy: policies.Policy, replay: Replay) -> None:
+    """Show the policy the lengths of a generation, as after an iteration of training; the longest are cut ones."""
+    policy.observe(replay.lengths, [length < replay.cap for length in replay.lengths])
+
+
 class Bench:
-    """Replays workloads on one engine. arms: fresh policies for a number of responses."""
+    """Replays workloads on one engine, and in the simulator on ``machine``, which is what the engine runs on."""
 
-    def __init__(self, engine, arms: Callable[[int], dict[str, policies.Policy]]) -> None:
-        self.engine, self.arms = engine, arms
+    def __init__(self, engine, machine: Machine, deadline_s: float = 900.0) -> None:
+        self.engine, self.machine, self.deadline_s = engine, machine, deadline_s
 
-    def run(self, replay: Replay, repeats: int) -> dict:
-        """{"about", "lengths", "arms": {name: {"gen_s": [..], "median", "switches", "switch_s"}}} of one workload."""
-        arms = self.arms(len(replay.lengths))
-        loop = self.engine.loop
-        for arm in arms.values():  # what a first time allocates
-            loop.run_until_complete(self._generate(replay, arm, cap=8))
-        kept: dict[str, list[dict]] = {name: [] for name in arms}
-        for repeat in range(repeats):
-            for name in rotated(list(arms), repeat):
-                result = loop.run_until_complete(self._generate(replay, arms[name], replay.cap))
-                kept[name].append(result)
-                print(
-                    f"bench {replay.name} [{repeat + 1}/{repeats}] {name}: {result['gen_s']:.2f} s"
-                    + "".join(f", {a} -> {b} at {n}" for a, b, n in result["switches"]),
-                    flush=True,
-                )
+    def warm_up(self, replay: Replay, arms: Mapping[str, policies.Policy]) -> None:
+        """A few tokens in each arm allocate what a first time allocates; no policy learns from them."""
+        for policy in arms.values():
+            self.engine.loop.run_until_complete(self._generate(replay, deepcopy(policy), WARM_UP_TOKENS))
+
+    def run(self, replay: Replay, arms: Mapping[str, policies.Policy], repeat: int) -> dict:
+        """One repeat: {"arms": {name: result of a generation}, "predicted": {name: seconds}, "oracle_s", "steps"}."""
+        requests = Requests.of(
+            replay.lengths, [len(prompt) for prompt in replay.prompts], replay.cap, replay.samples_per_prompt
+        )
+        results, simulated, steps = {}, {}, []
+        for name in rotated(list(arms), repeat):
+            simulated[name] = self._simulate(arms[name], requests)
+            result = self.engine.loop.run_until_complete(self._generate(replay, arms[name], replay.cap))
+            learn(arms[name], replay)
+            trace = result.pop("steps")
+            about = {"workload": replay.name, "arm": name, "repeat": repeat}
+            steps.append(trace.with_columns(*[pl.lit(value).alias(key) for key, value in about.items()]))
+            results[name] = result
+            print(
+                f"bench {replay.name} [{repeat + 1}] {name}: {result['gen_s']:.2f} s, "
+                f"simulated {simulated[name].seconds:.2f}"
+                + "".join(f", {a} -> {b} at {n}" for a, b, n in result["switches"]),
+                flush=True,
+            )
+        oracle = Oracle(self.machine, handed_in=list(simulated.values())).simulate(requests)
         return {
-            "about": replay.about,
-            "lengths": replay.lengths,
-            "arms": {
-                name: {
-                    "gen_s": [result["gen_s"] for result in results],
-                    "median": statistics.median(result["gen_s"] for result in results),
-                    "switches": [result["switches"] for result in results],
-                    "switch_s": [result["switch_s"] for result in results],
-                }
-                for name, results in kept.items()
-            },
+            "arms": results,
+            "predicted": {name: result.seconds for name, result in simulated.items()},
+            "oracle_s": oracle.seconds,
+            "steps": pl.concat(steps),
         }
 
+    def _simulate(self, policy: policies.Policy, requests: Requests) -> StageResult:
+        return simulate(self.machine, lambda: deepcopy(policy), requests)
+
     async def _generate(self, replay: Replay, policy: policies.Policy, cap: int) -> dict:
-        """One stage. The policy learns the lengths afterwards, as from an iteration of training."""
+        """One stage."""
         from pat.engine.controller import Controller
 
         engine = self.engine
         lengths = [min(length, cap) for length in replay.lengths]
         engine.max_new_tokens = cap
-        engine.controller = Controller(engine, policy)
-        before = len(engine.switches)
+        engine.controller = controller = Controller(engine, policy)
         try:
             await engine.begin_iteration()
-            first = len(engine.switches)
+            first, marks = len(engine.switches), engine.step_marks()
             begin = time.monotonic()
-            outputs = await asyncio.gather(
-                *[
-                    engine.async_generate(
-                        input_ids=prompt,
-                        sampling_params={
-                            "temperature": 1.0,
-                            "max_new_tokens": length,
-                            "ignore_eos": True,
-                            "sampling_seed": number,
-                        },
-                        return_logprob=True,
-                    )
-                    for number, (prompt, length) in enumerate(zip(replay.prompts, lengths, strict=True))
-                ]
-            )
+            async with asyncio.timeout(self.deadline_s):
+                outputs = await asyncio.gather(
+                    *[
+                        engine.async_generate(
+                            input_ids=prompt,
+                            sampling_params={
+                                "temperature": 1.0,
+                                "max_new_tokens": length,
+                                "ignore_eos": True,
+                                "sampling_seed": number,
+                            },
+                            return_logprob=True,
+                        )
+                        for number, (prompt, length) in enumerate(zip(replay.prompts, lengths, strict=True))
+                    ]
+                )
             gen_s = time.monotonic() - begin
             live = engine.switches[first:]
             await engine.end_iteration()
+        except TimeoutError as error:
+            raise RuntimeError(
+                f"workload {replay.name}: generation took longer than rollout.deadline_s = {self.deadline_s:.0f} s"
+            ) from error
         finally:
             engine.controller = None
         got = [len(output["output_ids"]) for output in outputs]
         if got != lengths:
             raise RuntimeError(f"workload {replay.name}: asked for responses of {lengths} tokens, got {got}")
-        if cap == replay.cap:
-            policy.observe(lengths, [length < cap for length in lengths])
         return {
             "gen_s": gen_s,
             "switches": [(s["tp_from"], s["tp_to"], s["unfinished"]) for s in live if s["unfinished"]],
             "switch_s": sum(s["total_s"] for s in live),
-            "set_up": first - before,
+            "decisions": len(controller.decision_s),
+            "decision_s": sum(controller.decision_s),
+            "steps": engine.steps(marks).with_columns(pl.col("start") - begin),
         }
 
 
-def _write(out: Path, results: dict, cfg, repeats: int) -> None:
-    from pat.report.bench import page
+def step_errors(decode, steps: pl.DataFrame) -> dict[str, dict]:
+    """The predictor's errors on the decode steps of real generations, by tp, as in errors.json.
 
-    about = {"repeats": repeats, "ranks": cfg.ranks, "model": cfg.model.source, "seed": cfg.seed}
-    document = {"workloads": results, "about": about | provenance.facts()}
-    for name, text in (("rollout.json", json.dumps(document, indent=2) + "\n"), ("rollout.html", page(document))):
-        partial = out / f"{name}.part"
-        partial.write_text(text)
-        partial.rename(out / name)
+    decode: DecodeModel. steps: rows of steps.parquet. Of each shape (`decode_shapes`) the median step counts.
+    """
+    from pat.predictor.fit import generation_errors, summarise
+
+    order = ["workload", "arm", "repeat", "rank", "start"]
+    traces = [decode_steps(part) for _, part in steps.sort(order).group_by("workload", "arm", "repeat")]
+    return summarise(generation_errors(decode, pl.concat(traces))) if traces else {}

@@ -157,7 +157,9 @@ def rollout(
     workloads: Annotated[Path, typer.Option(help="Workloads: a YAML file.")] = Path("config/workloads.yaml"),
     only: Annotated[str, typer.Option(help="Some of them, as a,c; all if left out.")] = "",
     repeats: Annotated[int, typer.Option(min=1, help="Generations of each arm and workload.")] = 5,
-    out: Annotated[Path, typer.Option(help="Where rollout.json and rollout.html go.")] = Path("results/bench"),
+    out: Annotated[Path, typer.Option(help="Where rollout.json and rollout.html go; continued there.")] = Path(
+        "results/bench"
+    ),
 ) -> None:
     """Replay generation stages in every arm, without training: pat bench rollout --only a,c --repeats 3.
 
@@ -173,6 +175,29 @@ def rollout(
     from pat import bench
 
     bench.run(cfg, folder, chosen, repeats, out)
+
+
+@bench_app.command()
+def decision(
+    config: ConfigPath = DEFAULT,
+    experiment: Experiment = None,
+    live: Annotated[str, typer.Option(help="Numbers of live requests.")] = "16,64,1024",
+    out: Annotated[Path, typer.Option(help="Where decision.json goes.")] = Path("results/bench"),
+) -> None:
+    """Time the policy's decisions against a decode step and over a simulated generation.
+
+    Reads the predictor that the pipeline has left under results/EXPERIMENT.
+    """
+    cfg, folder = _stage("simulate", config, experiment, None)
+    predictor = folder / "predictor" / "model.json"
+    if not predictor.exists():
+        raise ConfigError(Problem(("--experiment",), str(predictor), "a file that exists: run `pat predictor` first"))
+    counts = [number.strip() for number in live.split(",")]
+    if not all(number.isdigit() and int(number) for number in counts):
+        raise ConfigError(Problem(("--live",), shown(live), "whole numbers from 1 on, as 16,64"))
+    from pat import bench_decision
+
+    bench_decision.run(cfg, predictor, [int(number) for number in counts], out)
 
 
 @app.command()

@@ -54,6 +54,10 @@ BUILTIN: dict[str, dict[str, Any]] = {
     },
 }
 
+# A model between the tiny ones and a real one, for `pat bench rollout`: a decode step takes about 10 ms on a core, most
+# of it reading weights, as on a GPU; a generation of 512 tokens takes seconds.
+BUILTIN["small-qwen3"] = BUILTIN["tiny-qwen3"] | {"num_hidden_layers": 2}
+
 # Shapes alone, from the config.json of meta-llama/Llama-3.1-8B and Qwen/Qwen3-14B: enough to know what a step
 # costs on a machine with published measurements (profile.source: aiconfigurator), not to generate.
 PUBLISHED: dict[str, dict[str, Any]] = {

@@ -1,7 +1,11 @@
 """Stage profile: time decode, prefill and switches in the real engine at every tensor-parallel size.
 
-All sizes are visited in turn within each repeat, so that a drift of the machine favours none of them. Every step
-that the engine makes on the way is a sample; the files hold raw samples, no averages.
+All sizes are visited in turn within each repeat, in an order that turns round with each, so that a drift of the
+machine favours none of them. Every step that the engine makes on the way is a sample; the files hold raw samples, no
+averages. A whole generation at each size, of unlike requests, is kept apart: the predictor is tested on it.
+
+What has been measured stands in ``partial.jsonl`` until all is there: after an interruption the same command goes on
+with what is missing, if machine, settings, model and code are still the same.
 """
 
 from __future__ import annotations
@@ -11,9 +15,9 @@ import json
 import random
 import socket
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -22,71 +26,14 @@ from pat.config import SWITCHED_TOKENS
 from pat.engine.cpu import processes
 from pat.engine.trace import decode_steps, readmission_s
 from pat.engine.transaction import PHASES
+from pat.points import Decode, Generation, Point, Prefill, Switch, points, spread
+from pat.resume import Partial, fingerprint
 
 TOKEN_BEFORE_SWITCH = 2  # tokens that every request has generated when a measured switch happens
 STEPS_AFTER_SWITCH = 3  # tokens between two switches of a point
 POLL_S = 0.005
 SETTLE_S = 0.03  # a rank notes its last step just after the answer has left it
-
-
-@dataclass(frozen=True)
-class Decode:
-    """``batch`` requests a replica with ``context`` tokens in KV each."""
-
-    tp: int
-    batch: int
-    context: int
-
-    def __str__(self) -> str:
-        return f"tp{self.tp} decode, batch {self.batch}, context {self.context}"
-
-
-@dataclass(frozen=True)
-class Prefill:
-    """``requests`` fresh prompts of ``tokens`` tokens on each replica."""
-
-    tp: int
-    requests: int
-    tokens: int
-
-    def __str__(self) -> str:
-        return f"tp{self.tp} prefill, {self.requests} x {self.tokens} tokens"
-
-
-@dataclass(frozen=True)
-class Switch:
-    """From ``tp`` to ``other`` and back with ``requests`` unfinished requests of ``context`` tokens."""
-
-    tp: int
-    other: int
-    requests: int
-    context: int
-    kv: str
-
-    def __str__(self) -> str:
-        return f"tp{self.tp} <-> tp{self.other}, {self.requests} requests of {self.context} tokens, {self.kv}"
-
-
-def points(cfg) -> Iterator[Decode | Prefill | Switch]:
-    """One repeat of what is measured. A wider replica also gets the batch that it has when all are merged."""
-    batches, contexts = sorted(cfg.profile.batches), sorted(cfg.profile.contexts)
-    for context in contexts:
-        for batch in batches:
-            for tp in cfg.tp_sizes:
-                yield Decode(tp, batch, context)
-        for tp in cfg.tp_sizes:
-            if tp > 1:
-                yield Decode(tp, batches[-1] * tp, context)
-    for tokens in cfg.profile.prefill:
-        for tp in cfg.tp_sizes:
-            yield Prefill(tp, 1, tokens)
-    for tp in cfg.tp_sizes:
-        yield Prefill(tp, min(4, batches[-1]), min(cfg.profile.prefill))
-    sizes = {(batches[0], contexts[0]), (min(4, batches[-1]), contexts[-1]), (batches[-1], contexts[0])}
-    for a, b in [(a, b) for a in cfg.tp_sizes for b in cfg.tp_sizes if a < b]:
-        for requests, context in sorted(sizes):
-            for kv in ("migrate", "recompute"):
-                yield Switch(a, b, requests, context, kv)
+CODE = ("layout.py", "seam.py", "profile.py", "points.py", "engine/**/*.py")  # samples of other code are not continued
 
 
 def start_engine(cfg, experiment: Path, requests: int):
@@ -108,21 +55,28 @@ def start_engine(cfg, experiment: Path, requests: int):
 
 
 def run(cfg, experiment: Path) -> None:
-    """Write ``profile/{decode,prefill,switch,transfer}.parquet`` and ``machine.json``; a line a point is printed."""
+    """Write ``profile/{decode,prefill,switch,transfer,generation}.parquet`` and ``machine.json``.
+
+    A line a point is printed.
+    """
     out = experiment / "profile"
     out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    todo = [(repeat, point) for repeat in range(cfg.profile.repeats) for point in points(cfg)]
+    todo = [(repeat, point) for repeat in range(cfg.profile.repeats) for point in points(cfg, repeat)]
+    partial = Partial(out / "partial.jsonl", fingerprint(cfg.model_dump_json(), experiment / "model", CODE))
     print(f"profile: starting SGLang on {cfg.ranks} ranks, then {len(todo)} points", flush=True)
+    if partial.rows:
+        print(f"profile: {len(partial.rows)} of them were measured before an interruption", flush=True)
     engine = start_engine(cfg, experiment, max(cfg.profile.batches))
     try:
-        samples = Sampler(engine, cfg).run(todo)
+        Sampler(engine, cfg).run(todo, partial)
     finally:
         engine.shutdown()
-    for name, frame in samples.items():
+    for name, frame in tables(partial.rows.values()).items():
         frame.write_parquet(out / f"{name}.parquet")
-    about = {"seconds": time.monotonic() - started, "hostname": socket.gethostname()}
+    about = {"seconds": time.monotonic() - started + partial.seconds, "hostname": socket.gethostname()}
     (out / "machine.json").write_text(json.dumps(about | provenance.facts(), indent=2) + "\n")
+    partial.path.unlink()
 
 
 class Sampler:
@@ -132,24 +86,28 @@ class Sampler:
         self.engine, self.cfg = engine, cfg
         self.random = random.Random(cfg.seed)
         self.vocabulary = json.loads((Path(engine.server_args.model_path) / "config.json").read_text())["vocab_size"]
-        self.steps: list[pl.DataFrame] = []
-        self.switches: list[dict] = []
+        self.switches: list[dict] = []  # of the present point
 
-    def run(self, todo: list[tuple[int, Decode | Prefill | Switch]]) -> dict[str, pl.DataFrame]:
-        """All points in order; returns the tables decode, prefill, switch and transfer."""
+    def run(self, todo: list[tuple[int, Point]], partial: Partial) -> None:
+        """All points in order that ``partial`` does not hold yet; each goes there as soon as it is measured."""
         self.engine.loop.run_until_complete(self._warm_up())
+        todo = [(f"{repeat} {point}", repeat, point) for repeat, point in todo]
+        missing = [each for each in todo if each[0] not in partial.rows]
         started = time.monotonic()
-        for done, (repeat, point) in enumerate(todo):
-            marks = self.engine.step_marks()
-            self.engine.loop.run_until_complete(self._measure(point, repeat))
+        for done, (key, repeat, point) in enumerate(missing, start=1):
+            began, marks = time.monotonic(), self.engine.step_marks()
+            self.switches = []
+            self.engine.loop.run_until_complete(self._measure(point))
             steps = self.engine.steps(marks)
-            self.steps.append(steps.with_columns(repeat=pl.lit(repeat, pl.Int64)))
-            left = (time.monotonic() - started) / (done + 1) * (len(todo) - done - 1)
-            print(
-                f"profile [{done + 1}/{len(todo)}] {point}: {_brief(point, steps)}, {left:.0f} s left",
-                flush=True,
-            )
-        return self._tables()
+            sample = {
+                "generation": isinstance(point, Generation),
+                "repeat": repeat,
+                "steps": steps.to_dict(as_series=False),
+            }
+            partial.add(key, sample | {"switches": self.switches}, time.monotonic() - began)
+            left = (time.monotonic() - started) / done * (len(missing) - done)
+            count = f"{len(todo) - len(missing) + done}/{len(todo)}"
+            print(f"profile [{count}] {point}: {_brief(point, steps)}, {left:.0f} s left", flush=True)
 
     async def _warm_up(self) -> None:
         """First steps at each size allocate and start threads: not samples."""
@@ -157,7 +115,7 @@ class Sampler:
             await self.engine.async_switch(tp)
             await self._generate([self._prompt(16) for _ in range(self.cfg.ranks * 2)], 4)
 
-    async def _measure(self, point: Decode | Prefill | Switch, repeat: int) -> None:
+    async def _measure(self, point: Point) -> None:
         await self.engine.async_switch(point.tp)
         replicas = self.engine.layout.dp
         if isinstance(point, Decode):
@@ -167,10 +125,13 @@ class Sampler:
             await self._generate([prompt] * (replicas * point.batch), self.cfg.profile.steps)
         elif isinstance(point, Prefill):
             await self._generate([self._prompt(point.tokens) for _ in range(replicas * point.requests)], 1)
+        elif isinstance(point, Generation):
+            prompts = [self._prompt(tokens) for tokens in spread(point.prompt, point.requests)]
+            await self._generate(prompts, spread(point.response, point.requests)[::-1])
         else:
-            await self._measure_switch(point, repeat)
+            await self._measure_switch(point)
 
-    async def _measure_switch(self, point: Switch, repeat: int) -> None:
+    async def _measure_switch(self, point: Switch) -> None:
         prompts = [self._prompt(point.context) for _ in range(point.requests)]
         generation = asyncio.ensure_future(self._generate(prompts, SWITCHED_TOKENS))
         for tp, back in ((point.other, 2), (point.tp, 3)):
@@ -180,7 +141,7 @@ class Sampler:
             await self._wait_for(point.requests, (back + 1) * (TOKEN_BEFORE_SWITCH + STEPS_AFTER_SWITCH), generation)
             if record["unfinished"]:
                 prefill_s = readmission_s(self.engine.steps(marks), record["end"])
-                self.switches.append(record | {"repeat": repeat, "prefill_s": prefill_s})
+                self.switches.append(record | {"live": None, "prefill_s": prefill_s})
         await generation
 
     async def _wait_for(self, requests: int, generated: int, generation: asyncio.Future) -> None:
@@ -194,71 +155,87 @@ class Sampler:
     def _prompt(self, tokens: int) -> list[int]:
         return [self.random.randrange(self.vocabulary) for _ in range(tokens)]
 
-    async def _generate(self, prompts: list[list[int]], tokens: int) -> None:
-        """``tokens`` tokens for every prompt, sampled as in a rollout."""
-        params = {"temperature": 1.0, "max_new_tokens": tokens, "ignore_eos": True}
+    async def _generate(self, prompts: list[list[int]], tokens: int | list[int]) -> None:
+        """``tokens`` tokens for every prompt, or as many as each has in the list, sampled as in a rollout."""
+        params = {"temperature": 1.0, "ignore_eos": True}
+        lengths = [tokens] * len(prompts) if isinstance(tokens, int) else tokens
         work = [
             self.engine.async_generate(
-                input_ids=prompt, sampling_params=params | {"sampling_seed": i}, return_logprob=True
+                input_ids=prompt,
+                sampling_params=params | {"sampling_seed": i, "max_new_tokens": length},
+                return_logprob=True,
             )
-            for i, prompt in enumerate(prompts)
+            for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
         ]
         await asyncio.wait_for(asyncio.gather(*work), self.engine.settings.deadline_s * 10)
         await asyncio.sleep(SETTLE_S)
 
-    def _tables(self) -> dict[str, pl.DataFrame]:
-        decode = pl.concat([decode_steps(s).with_columns(repeat=s["repeat"][0]) for s in self.steps if len(s)])
-        prefill = (
-            pl.concat(self.steps)
-            .filter(pl.col("decode") == 0)
-            .select(
-                "tp",
-                pl.col("batch").alias("requests"),
-                "tokens",
-                (pl.col("context") - pl.col("tokens")).alias("prefix"),
-                "seconds",
-                "repeat",
-            )
+
+def tables(samples: Iterable[dict[str, Any]]) -> dict[str, pl.DataFrame]:
+    """The profile's tables by name, from what was measured at each point."""
+    rows, switches, generations = [], [], []
+    for sample in samples:
+        if not sample["steps"]["start"]:
+            continue
+        steps = pl.DataFrame(sample["steps"]).with_columns(repeat=pl.lit(sample["repeat"], pl.Int64))
+        (generations if sample["generation"] else rows).append(steps)
+        switches += [switch | {"repeat": sample["repeat"]} for switch in sample["switches"]]
+    decode, generation = (
+        pl.concat([decode_steps(s).with_columns(repeat=s["repeat"][0]) for s in each]).drop("start", "rank")
+        for each in (rows, generations)
+    )
+    prefill = (
+        pl.concat(rows)
+        .filter(pl.col("decode") == 0)
+        .select(
+            "tp",
+            pl.col("batch").alias("requests"),
+            "tokens",
+            (pl.col("context") - pl.col("tokens")).alias("prefix"),
+            "seconds",
+            "repeat",
         )
-        switch = pl.DataFrame(
-            [
-                {
-                    "tp_from": s["tp_from"],
-                    "tp_to": s["tp_to"],
-                    "mode": s["kv"],
-                    "requests": s["unfinished"],
-                    "kv_tokens": s["kv_tokens_moved"] + s["kv_tokens_recomputed"],
-                    **{f"{phase}_s": s[f"{phase}_s"] for phase in PHASES},
-                    "prefill_s": s["prefill_s"],
-                    "total_s": s["total_s"] + s["prefill_s"],
-                    "repeat": s["repeat"],
-                }
-                for s in self.switches
-            ]
-        )
-        transfer = pl.DataFrame(
-            [
-                {
-                    "tp_from": s["tp_from"],
-                    "tp_to": s["tp_to"],
-                    "bytes": s["bytes_moved"],
-                    "requests": s["unfinished"],
-                    "seconds": s["exchange_s"],
-                    "repeat": s["repeat"],
-                }
-                for s in self.switches
-                if s["kv"] == "migrate"
-            ]
-        )
-        return {
-            "decode": decode.drop("start", "rank"),
-            "prefill": prefill,
-            "switch": switch,
-            "transfer": transfer,
-        }
+    )
+    switch = pl.DataFrame(
+        [
+            {
+                "tp_from": s["tp_from"],
+                "tp_to": s["tp_to"],
+                "mode": s["kv"],
+                "requests": s["unfinished"],
+                "kv_tokens": s["kv_tokens_moved"] + s["kv_tokens_recomputed"],
+                **{f"{phase}_s": s[f"{phase}_s"] for phase in PHASES},
+                "prefill_s": s["prefill_s"],
+                "total_s": s["total_s"] + s["prefill_s"],
+                "repeat": s["repeat"],
+            }
+            for s in switches
+        ]
+    )
+    transfer = pl.DataFrame(
+        [
+            {
+                "tp_from": s["tp_from"],
+                "tp_to": s["tp_to"],
+                "bytes": s["bytes_moved"],
+                "requests": s["unfinished"],
+                "seconds": s["exchange_s"],
+                "repeat": s["repeat"],
+            }
+            for s in switches
+            if s["kv"] == "migrate"
+        ]
+    )
+    return {
+        "decode": decode,
+        "prefill": prefill,
+        "switch": switch,
+        "transfer": transfer,
+        "generation": generation,
+    }
 
 
-def _brief(point: Decode | Prefill | Switch, steps: pl.DataFrame) -> str:
-    decode = isinstance(point, Decode)
+def _brief(point: Point, steps: pl.DataFrame) -> str:
+    decode = isinstance(point, Decode | Generation)
     seconds = decode_steps(steps)["seconds"] if decode else steps.filter(pl.col("decode") == 0)["seconds"]
     return f"{(seconds.median() or 0) * 1e3:.1f} ms a step"

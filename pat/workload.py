@@ -88,6 +88,7 @@ class Replay:
     about: str
     lengths: list[int]
     prompts: list[list[int]]
+    samples_per_prompt: int = 1
 
     @property
     def cap(self) -> int:
@@ -96,7 +97,8 @@ class Replay:
     @classmethod
     def of(cls, name: str, workload: Workload, vocabulary: int, seed: int) -> Replay:
         lengths = workload.draw(seed)
-        return cls(name, workload.about, lengths, workload.prompts(len(lengths), vocabulary, seed))
+        prompts = workload.prompts(len(lengths), vocabulary, seed)
+        return cls(name, workload.about, lengths, prompts, workload.samples_per_prompt)
 
 
 def load(path: Path, names: list[str] | None = None) -> Mapping[str, Workload]:

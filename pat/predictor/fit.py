@@ -1,4 +1,7 @@
-"""The predictor stage: fit the models to a profile and measure their error on shapes left out of the fit."""
+"""The predictor stage: fit the models to a profile and measure their error on what was left out of the fit.
+
+Left out are shapes of the profile, in turn, and the whole generations that it holds.
+"""
 
 import json
 from collections.abc import Callable
@@ -20,6 +23,7 @@ PAIR = ["tp_from", "tp_to", "mode"]
 def run(profile_dir: Path, out_dir: Path) -> None:
     """Read {decode,prefill,switch}.parquet of `profile_dir`, write model.json, errors.json and fit.png.
 
+    generation.parquet is read too, if the profile has it: errors.json then has a part of that name.
     FileNotFoundError naming the file that is missing, ValueError naming the one that is empty.
     """
     samples = {name: _read(profile_dir / f"{name}.parquet") for name in ("decode", "prefill", "switch")}
@@ -29,6 +33,9 @@ def run(profile_dir: Path, out_dir: Path) -> None:
         SwitchModel.fit(samples["switch"]),
     )
     held_out = cross_validate(samples)
+    trace = profile_dir / "generation.parquet"
+    if trace.exists() and len(steps := pl.read_parquet(trace)):
+        held_out["generation"] = generation_errors(predictor.decode, steps)
     errors = {name: summarise(rows) for name, rows in held_out.items()}
     out_dir.mkdir(parents=True, exist_ok=True)
     predictor.save(out_dir / "model.json")
@@ -55,6 +62,22 @@ def cross_validate(samples: dict[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
             switch, PAIR, "total_s", SwitchModel.fit, ["tp_from", "tp_to", "requests", "kv_tokens", "mode"]
         ),
     }
+
+
+def generation_errors(model: DecodeModel, steps: pl.DataFrame) -> pl.DataFrame:
+    """Errors of `model` on the decode steps (tp, batch, context, seconds) of generations that it was not fitted to.
+
+    Rows as of `cross_validate`, one a shape that they went through: the median of its steps against the prediction.
+    Shapes of a tp that the model lacks are left out.
+    """
+    shapes = decode_shapes(steps).filter(pl.col("tp").is_in(model.tp_sizes))
+    predicted = [float(model.seconds(*row)) for row in shapes.select("tp", "batch", "context").rows()]
+    return shapes.with_columns(pl.Series("predicted_s", predicted, pl.Float64)).select(
+        pl.col("tp").cast(pl.String).alias("group"),
+        "seconds",
+        "predicted_s",
+        ((pl.col("predicted_s") / pl.col("seconds") - 1) * 100).alias("error_pct"),
+    )
 
 
 def summarise(rows: pl.DataFrame) -> dict[str, dict[str, float | int | None]]:
@@ -105,7 +128,7 @@ def _read(path: Path) -> pl.DataFrame:
 
 
 def _table(errors: dict[str, dict[str, dict]]) -> Table:
-    table = Table(title="Predictor: error on shapes left out of the fit")
+    table = Table(title="Predictor: error on what was left out of the fit")
     for heading in ("model", "tp", "median", "90 %", "shapes"):
         table.add_column(heading, justify="left" if heading == "model" else "right")
     for name, groups in errors.items():

@@ -123,6 +123,7 @@ def cfg():
 def test_the_stage_writes_what_the_engine_would(cfg, tmp_path, capsys):
     reference.run(cfg, tmp_path)
     tables = {path.stem: pl.read_parquet(path) for path in (tmp_path / "profile").glob("*.parquet")}
+    assert tables.pop("generation").is_empty()
     assert {name: table.columns for name, table in tables.items()} == {
         "decode": ["tp", "batch", "context", "seconds", "repeat"],
         "prefill": ["tp", "requests", "tokens", "prefix", "seconds", "repeat"],

@@ -30,7 +30,7 @@ files = {{
     "hardware": ["hardware.json"],
     "assets": ["model/config.json", "data/train.parquet", "data/val.parquet"],
     "profile": ["profile/machine.json", "profile/decode.parquet", "profile/prefill.parquet",
-                "profile/switch.parquet", "profile/transfer.parquet"],
+                "profile/switch.parquet", "profile/transfer.parquet", "profile/generation.parquet"],
     "predictor": [f"predictor/{{f}}" for f in ("model.json", "errors.json", "fit.png")],
     "train": [f"{{train}}{{t}}.parquet" for t in tables] + [train + "run.json"],
     "simulate": ["simulate/arms.parquet", "simulate/summary.json"],

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
+from snakemake.settings.types import DeploymentMethod
 
+from pat import clusterfile as pat_clusterfile
 from pat import configfile as pat_configfile
 from pat.config import stage_config
 from pat.problems import ConfigError
@@ -20,6 +22,7 @@ try:
     for path in workflow.overwrite_configfiles or ["config/config.yaml"]:
         pat_configfile.read(path)  # Snakemake's own reader takes a key twice without a word
     EXPERIMENTS = pat_configfile.parse(config)
+    CLUSTER = pat_clusterfile.load()
 except ConfigError as error:
     raise WorkflowError(str(error))
 
@@ -27,13 +30,33 @@ if workflow.local_exec and workflow.is_main_process:
     for warning in {text for each in EXPERIMENTS.values() for text in pat_configfile.warnings(each)}:
         logger.warning(f"warning: {warning}")
 
+# What the jobs run in: chosen in config/cluster.yaml and nowhere else. `pat` checks on each node that it is there.
+CONDA = f"../../envs/conda-{'cpu' if workflow.local_exec else CLUSTER.requirements}.yaml"
+if not workflow.local_exec:
+    for method, wanted in (
+        (DeploymentMethod.ENV_MODULES, CLUSTER.modules),
+        (DeploymentMethod.APPTAINER, CLUSTER.container),
+        (DeploymentMethod.CONDA, CLUSTER.conda),
+    ):
+        if wanted:
+            workflow.deployment_settings.imply_deployment_method(method)
+    if CLUSTER.container:
+        workflow.deployment_settings.apptainer_args += f" {CLUSTER.container_args}"
+
 ARMS = sorted({arm for each in EXPERIMENTS.values() for arm in each.arms})
 
 # The code whose edit makes a stage run again. Snakemake compares contents, so a fresh checkout runs nothing.
 CODE = {
     "hardware": ["cluster.py"],
     "assets": ["model.py", "assets/*.py"],
-    "profile": ["layout.py", "seam.py", "profile.py", "engine/**/*.py", "predictor/reference/*.py"],
+    "profile": [
+        "layout.py",
+        "seam.py",
+        "profile.py",
+        "points.py",
+        "engine/**/*.py",
+        "predictor/reference/*.py",
+    ],
     "predictor": ["predictor/*.py"],
     "train": ["layout.py", "seam.py", "engine/**/*.py", "rl/**/*.py"],
     "train-pat": ["layout.py", "seam.py", "policy.py", "engine/**/*.py", "rl/**/*.py"],
@@ -66,9 +89,13 @@ def ranks(wildcards):
     return EXPERIMENTS[wildcards.experiment].ranks
 
 
-def gpus(wildcards):
-    """A GPU a rank, to ask Slurm for; on one machine nobody has to be asked."""
-    return 0 if workflow.local_exec else ranks(wildcards)
+def slurm(ranks=lambda wildcards: 0):
+    """What a job asks Slurm for: a GPU a rank, and what config/cluster.yaml says. On one machine nobody reads it."""
+
+    def asked(name):
+        return lambda wildcards: pat_clusterfile.request(CLUSTER, ranks(wildcards))[name]
+
+    return {name: asked(name) for name in pat_clusterfile.request(CLUSTER, 0)}
 
 
 def measured(wildcards):
@@ -81,11 +108,8 @@ def profile_model(wildcards):
 
 
 def profile_ranks(wildcards):
-    return ranks(wildcards) if measured(wildcards) else 1
-
-
-def profile_gpus(wildcards):
-    return gpus(wildcards) if measured(wildcards) else 0
+    """Ranks that the profile runs on; 0 where it is looked up."""
+    return ranks(wildcards) if measured(wildcards) else 0
 
 
 def trained(wildcards):

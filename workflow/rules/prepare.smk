@@ -12,7 +12,7 @@ rule config:
         "results/{experiment}/benchmarks/config-{stage}.tsv"
     localrule: True
     conda:
-        "../../envs/conda.yaml"
+        "../../envs/conda-cpu.yaml"
     params:
         content=lambda w: stage_config(EXPERIMENTS[w.experiment], w.stage).model_dump_json(indent=2),
     message:
@@ -33,7 +33,7 @@ rule hardware:
         "results/{experiment}/benchmarks/hardware.tsv"
     localrule: True
     conda:
-        "../../envs/conda.yaml"
+        "../../envs/conda-cpu.yaml"
     message:
         "Hardware ({wildcards.experiment})"
     shell:
@@ -53,7 +53,13 @@ rule assets:
     benchmark:
         "results/{experiment}/benchmarks/assets.tsv"
     conda:
-        "../../envs/conda.yaml"
+        CONDA
+    container:
+        CLUSTER.container
+    envmodules:
+        *CLUSTER.modules,
+    resources:
+        **slurm(),
     message:
         "Model and data ({wildcards.experiment})"
     shell:
@@ -73,6 +79,7 @@ rule profile:
                 "prefill.parquet",
                 "switch.parquet",
                 "transfer.parquet",
+                "generation.parquet",
                 "machine.json",
             ],
         ),
@@ -81,11 +88,15 @@ rule profile:
     benchmark:
         "results/{experiment}/benchmarks/profile.tsv"
     conda:
-        "../../envs/conda.yaml"
-    threads: profile_ranks
+        CONDA
+    container:
+        CLUSTER.container
+    envmodules:
+        *CLUSTER.modules,
+    threads: lambda w: max(1, profile_ranks(w))
     resources:
+        **slurm(profile_ranks),
         machine=1,
-        gpu=profile_gpus,
     message:
         "Profile of the engine ({wildcards.experiment})"
     shell:
@@ -107,7 +118,13 @@ rule predictor:
     benchmark:
         "results/{experiment}/benchmarks/predictor.tsv"
     conda:
-        "../../envs/conda.yaml"
+        CONDA
+    container:
+        CLUSTER.container
+    envmodules:
+        *CLUSTER.modules,
+    resources:
+        **slurm(),
     message:
         "Predictor ({wildcards.experiment})"
     shell:

@@ -111,9 +111,9 @@ def prefill_table(reference: Reference) -> pl.DataFrame:
 
 
 def run(cfg, experiment: Path) -> None:
-    """Write ``profile/{decode,prefill,switch,transfer}.parquet`` and ``machine.json``, as `pat.profile.run`.
+    """Write ``profile/{decode,prefill,switch,transfer,generation}.parquet`` and ``machine.json``, as `pat.profile.run`.
 
-    Raises ConfigError, see Reference.
+    The last table has no rows: nothing was generated there. Raises ConfigError, see Reference.
     """
     started = time.monotonic()
     profile, sizes = cfg.profile, tuple(sorted(cfg.tp_sizes))
@@ -124,11 +124,13 @@ def run(cfg, experiment: Path) -> None:
     switch, transfer = switches.tables(
         reference.spec, ranks, sizes, shapes, link, reference.decode, reference.prefill, profile.switch_fixed_s
     )
+    decode = decode_table(reference, cfg.rollout.max_prompt + cfg.rollout.max_response)
     tables = {
-        "decode": decode_table(reference, cfg.rollout.max_prompt + cfg.rollout.max_response),
+        "decode": decode,
         "prefill": prefill_table(reference),
         "switch": switch,
         "transfer": transfer,
+        "generation": decode.clear(),
     }
     out = experiment / "profile"
     out.mkdir(parents=True, exist_ok=True)
