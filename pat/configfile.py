@@ -139,12 +139,13 @@ def _rollout(config: Config) -> Iterator[Problem]:
         if key in train.extra:
             problem = "no value: responses of a validation would be counted as an iteration's"
             yield Problem(("train", "extra", key), str(train.extra[key]), problem)
-    responses = rollout.prompts * rollout.samples
-    if responses % config.ranks:
-        allowed = f"such that rollout.prompts x rollout.samples is a multiple of ranks = {config.ranks}"
+    responses, ranks = rollout.prompts * rollout.samples, config.ranks * train.nodes
+    told = f"{config.ranks}" if train.nodes == 1 else f"{config.ranks} x train.nodes = {train.nodes}"
+    if responses % ranks:
+        allowed = f"such that rollout.prompts x rollout.samples is a multiple of ranks = {told}"
         yield Problem(("rollout", "prompts"), str(rollout.prompts), allowed)
-    elif responses // config.ranks % train.micro_batch:
-        product = f"rollout.prompts x rollout.samples / ranks = {responses} / {config.ranks}"
+    elif responses // ranks % train.micro_batch:
+        product = f"rollout.prompts x rollout.samples / ranks = {responses} / {ranks}"
         yield Problem(("train", "micro_batch"), str(train.micro_batch), f"a divisor of {product}")
     if config.data.train_size < rollout.prompts:
         yield Problem(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,11 @@ from pat.rl.iteration import IterationError
 
 TAIL_SHARE = 0.1  # the tail of a generation: at most this share of its requests is alive
 
+# server: the replica of verl, one a node, whose ranks PAT groups. Times are seconds since the first request of the
+# iteration on any server.
 REQUESTS = {
     "iteration": pl.Int64,
+    "server": pl.Int64,
     "request": pl.Int64,
     "prompt_tokens": pl.Int64,
     "response_tokens": pl.Int64,
@@ -30,6 +34,7 @@ REQUESTS = {
 }
 SWITCHES = {
     "iteration": pl.Int64,
+    "server": pl.Int64,
     "switch": pl.Int64,
     "tp_from": pl.Int64,
     "tp_to": pl.Int64,
@@ -65,7 +70,11 @@ ITERATIONS = {
     "prob_diff_max": pl.Float64,
     "tail_s": pl.Float64,
     "decision_s": pl.Float64,
+    "save_s": pl.Float64,
+    "warm_up": pl.Boolean,
 }
+# switch_s, decision_s: of the server that took longest. save_s: of a checkpoint, which iteration_s leaves out.
+# warm_up: the first after a start of verl.
 # Column of iterations.parquet -> metric of verl 0.9.1
 VERL_METRICS = {
     "gen_s": "timing_s/gen",
@@ -74,21 +83,24 @@ VERL_METRICS = {
     "old_log_prob_s": "timing_s/old_log_prob",
     "weight_sync_s": "timing_s/update_weights",
     "reward_s": "timing_s/reward",
+    "save_s": "timing_s/save_checkpoint",
     "reward_mean": "critic/rewards/mean",
     "prob_diff_max": "training/rollout_probs_diff_max",
 }
 
 
 def generations(out: Path) -> list[dict[str, Any]]:
-    """The records that the replicas have written so far, by iteration and replica."""
+    """The records that the servers have written so far, by iteration and server."""
     return [json.loads(file.read_text()) for file in sorted((out / "rollout").glob("*.json"))]
 
 
 def verl_lines(out: Path) -> list[dict[str, Any]]:
-    """verl's metrics so far: {"step": iteration, "data": {name: value}} an iteration."""
-    file = out / "verl.jsonl"
-    lines = file.read_text().split("\n")[:-1] if file.exists() else []  # a line without its end is being written
-    return [json.loads(line) for line in lines]
+    """verl's metrics so far: {"step": iteration, "data": {name: value}} an iteration, and first those of an
+    interrupted training that this one goes on from."""
+    files = [file for name in ("verl-before.jsonl", "verl.jsonl") if (file := out / name).exists()]
+    # a line without its end is being written
+    lines = [json.loads(line) for file in files for line in file.read_text().split("\n")[:-1]]
+    return list({line["step"]: line for line in lines}.values())
 
 
 def describe(generation: dict[str, Any]) -> str:
@@ -102,29 +114,31 @@ def describe(generation: dict[str, Any]) -> str:
     return text
 
 
-def write(out: Path, predictor: Path | None, samples: int) -> None:
+def write(out: Path, predictor: Path | None, samples: int, starts: Collection[int] = (0,)) -> None:
     """Write iterations, requests, switches and decode.parquet of an arm.
 
-    predictor: model.json, for realised savings; None: they stay null. samples: responses of an iteration.
+    predictor: model.json, for realised savings; None: they stay null. samples: responses of an iteration, on all
+    servers. starts: how many iterations had been made at each start of verl.
     Raises IterationError naming the iteration whose samples are not all there.
     """
     model = Predictor.load(predictor) if predictor else None
     by_iteration: dict[int, list[dict]] = {}
     for generation in generations(out):
-        by_iteration.setdefault(generation["iteration"], []).append(generation)
+        by_iteration.setdefault(generation["iteration"], []).append(_on_one_clock(generation))
     lines = {line["step"]: line["data"] for line in verl_lines(out)}
     requests, switches, iterations, decode = [], [], [], []
     for number, data in sorted(lines.items()):
-        replicas = by_iteration.get(number, [])
-        of_iteration = _requests(number, replicas)
+        servers = by_iteration.get(number, [])
+        begin = _begin(servers) if servers else 0.0
+        of_iteration = _requests(number, servers, begin)
         if len(of_iteration) != samples:
             raise IterationError(f"iteration {number}: {len(of_iteration)} samples came back, {samples} were asked for")
-        live = [_switch(number, s, g, model) for g in replicas for s in g["switches"]]
+        live = [_switch(number, s, g, begin, model) for g in servers for s in g["switches"]]
         live = [row | {"switch": i} for i, row in enumerate(sorted(live, key=lambda row: row["at_s"]))]
         requests += of_iteration
         switches += live
-        iterations.append(_iteration(number, data, of_iteration, live, replicas))
-        decode += [_decode(number, g) for g in replicas]
+        iterations.append(_iteration(number, data, of_iteration, live, servers) | {"warm_up": number - 1 in starts})
+        decode += [_decode(number, g, begin) for g in servers]
     for name, rows, schema in (
         ("requests", requests, REQUESTS),
         ("switches", switches, SWITCHES),
@@ -134,23 +148,38 @@ def write(out: Path, predictor: Path | None, samples: int) -> None:
     pl.concat(decode).write_parquet(out / "decode.parquet")
 
 
-def _begin(replicas: Sequence[dict]) -> float:
+def _on_one_clock(generation: dict) -> dict:
+    """The record with times of the wall clock, which machines share, in place of each machine's own."""
+    clock, steps = generation["clock"], generation["steps"]
+
+    def moved(row: dict, *names: str) -> dict:
+        return row | {name: row[name] + clock for name in names}
+
+    return generation | {
+        "requests": [moved(request, "arrive", "finish") for request in generation["requests"]],
+        "switches": [moved(switch, "asked", "start", "end") for switch in generation["switches"]],
+        "steps": steps | {"start": [start + clock for start in steps["start"]]},
+    }
+
+
+def _begin(servers: Sequence[dict]) -> float:
     """Arrival of the first request, the zero of an iteration's times."""
-    return min(request["arrive"] for generation in replicas for request in generation["requests"])
+    return min(request["arrive"] for generation in servers for request in generation["requests"])
 
 
-def _requests(number: int, replicas: Sequence[dict]) -> list[dict]:
-    begin = _begin(replicas) if replicas else 0.0
-    everyone = sorted((r for g in replicas for r in g["requests"]), key=lambda r: r["arrive"])
+def _requests(number: int, servers: Sequence[dict], begin: float) -> list[dict]:
+    everyone = [
+        request | {"server": generation["replica"]} for generation in servers for request in generation["requests"]
+    ]
     return [
         {
             "iteration": number,
             "request": index,
             "arrive_s": request["arrive"] - begin,
             "finish_s": request["finish"] - begin,
-            **{key: request[key] for key in ("prompt_tokens", "response_tokens", "finish_reason", "seed")},
+            **{key: request[key] for key in ("server", "prompt_tokens", "response_tokens", "finish_reason", "seed")},
         }
-        for index, request in enumerate(everyone)
+        for index, request in enumerate(sorted(everyone, key=lambda request: request["arrive"]))
     ]
 
 
@@ -158,13 +187,14 @@ def _steps(generation: dict) -> pl.DataFrame:
     return pl.DataFrame(generation["steps"])
 
 
-def _switch(number: int, switch: dict, generation: dict, model: Predictor | None) -> dict:
+def _switch(number: int, switch: dict, generation: dict, begin: float, model: Predictor | None) -> dict:
     copied = [name for name in SWITCHES if name in switch]
     prefill_s = readmission_s(_steps(generation), switch["end"]) if switch["unfinished"] else 0.0
     predicted = switch["predicted_saving_s"] is not None and model is not None
     return {name: switch[name] for name in copied} | {
         "iteration": number,
-        "at_s": switch["asked"] - _begin([generation]),
+        "server": generation["replica"],
+        "at_s": switch["asked"] - begin,
         "prefill_s": prefill_s,
         "total_s": switch["total_s"] + prefill_s,
         "realised_saving_s": realised_saving_s(switch, generation, model) if predicted else None,
@@ -206,29 +236,38 @@ def _slowness(steps: pl.DataFrame, switch: dict, model: Predictor) -> float:
 
 
 def _iteration(
-    number: int, data: dict, requests: Sequence[dict], switches: Sequence[dict], replicas: Sequence[dict]
+    number: int, data: dict, requests: Sequence[dict], switches: Sequence[dict], servers: Sequence[dict]
 ) -> dict:
     lengths = [request["response_tokens"] for request in requests]
     ends = sorted((request["finish_s"] for request in requests), reverse=True)
     tail = int(TAIL_SHARE * len(ends))
     live = [switch for switch in switches if switch["unfinished"]]
-    return {column: data.get(metric) for column, metric in VERL_METRICS.items()} | {
+    row = {column: data.get(metric) for column, metric in VERL_METRICS.items()}
+    switch_s = Counter({generation["replica"]: 0.0 for generation in servers})
+    for switch in live:
+        switch_s[switch["server"]] += switch["total_s"]
+    return row | {
         "iteration": number,
+        "iteration_s": row["iteration_s"] - (row["save_s"] or 0.0),
         "tokens": sum(lengths),
         "samples": len(requests),
         "truncated": sum(request["finish_reason"] == "length" for request in requests),
         "response_len_mean": float(np.mean(lengths)),
         "response_len_max": max(lengths),
         "switches": len(live),
-        "switch_s": sum(switch["total_s"] for switch in live),
+        "switch_s": max(switch_s.values()),
         "tail_s": ends[0] - ends[tail],
-        "decision_s": sum(sum(generation["decision_s"]) for generation in replicas),
+        "decision_s": max(sum(generation["decision_s"]) for generation in servers),
     }
 
 
-def _decode(number: int, generation: dict) -> pl.DataFrame:
+def _decode(number: int, generation: dict, begin: float) -> pl.DataFrame:
     return (
         decode_steps(_steps(generation))
-        .with_columns(iteration=pl.lit(number, pl.Int64), at_s=pl.col("start") - _begin([generation]))
-        .select("iteration", "tp", "batch", "context", "seconds", "at_s", "rank")
+        .with_columns(
+            iteration=pl.lit(number, pl.Int64),
+            server=pl.lit(generation["replica"], pl.Int64),
+            at_s=pl.col("start") - begin,
+        )
+        .select("iteration", "server", "tp", "batch", "context", "seconds", "at_s", "rank")
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from pat.engine.board import request_key
@@ -36,8 +36,8 @@ class Iteration:
         self.number, self.identities, self.expected = number, identities, expected
         self.requests: list[Request] = []
 
-    def arrive(self, rid: str, prompt_ids: Sequence[int]) -> Request:
-        seed, length = self.identities.next(prompt_ids)
+    def arrive(self, rid: str, prompt_ids: Sequence[int], number: tuple[int, int] | None = None) -> Request:
+        seed, length = self.identities.next(prompt_ids, number)
         request = Request(request_key(rid), len(prompt_ids), seed, length, time.monotonic())
         self.requests.append(request)
         return request
@@ -69,14 +69,15 @@ class Iteration:
         if self.expected is not None and len(self.requests) != self.expected:
             raise IterationError(f"{where}: {len(self.requests)} samples came back, {self.expected} were asked for")
 
-    def lengths(self, cap: int) -> tuple[list[int], list[bool]]:
-        """Response lengths (tokens) and whether each ended by itself, for the length model.
-
-        A replayed length is cut by design: it counts as ended unless it is the cap.
-        """
-        lengths = [r.response_tokens for r in self.requests]
-        ended = [r.finish_reason == "stop" or r.response_tokens < cap for r in self.requests]
-        return lengths, ended
-
     def record(self) -> list[dict]:
         return [asdict(request) for request in self.requests]
+
+
+def lengths(record: Sequence[Mapping], cap: int) -> tuple[list[int], list[bool]]:
+    """Response lengths (tokens) of ``Iteration.record`` and whether each ended by itself, for the length model.
+
+    A replayed length is cut by design: it counts as ended unless it is the cap.
+    """
+    tokens = [request["response_tokens"] for request in record]
+    ended = [request["finish_reason"] == "stop" or request["response_tokens"] < cap for request in record]
+    return tokens, ended

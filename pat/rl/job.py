@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from pat.engine.cpu import environment
+from pat.rl import resume
 
 HERE = Path(__file__).parent
 
 
-def overrides(cfg, experiment: Path, arm: str, out: Path, ray_folder: str) -> dict[str, Any]:
+def overrides(
+    cfg, experiment: Path, arm: str, out: Path, ray: dict[str, Any], checkpoints: Path, checkpoint: Path | None
+) -> dict[str, Any]:
     """Hydra overrides of ``python -m verl.trainer.main_ppo`` for one arm; a key with + is new to verl.
 
-    cfg: the sections of stage train-ARM; out: where the arm's files go. ``cfg.train.extra`` wins.
+    cfg: the sections of stage train-ARM; out: where the arm's files go; ray: arguments of ray.init, see ``local_ray``.
+    checkpoints: where those of ``train.save_every`` go; checkpoint: one to go on from. ``cfg.train.extra`` wins.
     """
     rollout, train = cfg.rollout, cfg.train
     model, data = (experiment / "model").absolute(), (experiment / "data").absolute()
@@ -62,27 +66,43 @@ def overrides(cfg, experiment: Path, arm: str, out: Path, ray_folder: str) -> di
         "trainer.project_name": "pat",
         "trainer.experiment_name": arm,
         "trainer.n_gpus_per_node": cfg.ranks,
-        "trainer.nnodes": 1,
+        "trainer.nnodes": train.nodes,
         "trainer.val_before_train": False,
         "trainer.test_freq": -1,
-        "trainer.save_freq": -1,
-        "trainer.resume_mode": "disable",
+        "trainer.save_freq": train.save_every or -1,
+        "trainer.max_actor_ckpt_to_keep": resume.KEPT if train.save_every else None,
+        "trainer.resume_mode": "resume_path" if checkpoint else "disable",
+        "trainer.resume_from_path": checkpoint.absolute() if checkpoint else None,
         "trainer.total_epochs": math.ceil(train.iterations / batches),
         "trainer.total_training_steps": train.iterations,
-        "trainer.default_local_dir": out / "checkpoints",
-        "+ray_kwargs.ray_init.include_dashboard": False,
-        "+ray_kwargs.ray_init._temp_dir": ray_folder,
+        "trainer.default_local_dir": checkpoints.absolute() if train.save_every else out / "checkpoints",
         "hydra.run.dir": out / "hydra",
     }
+    if train.nodes > 1:
+        values[f"{ref}.rollout.router_config_path"] = _router_settings(cfg, out)
     if not environment.has_accelerator():
-        values |= {
-            "trainer.device": "cpu",
-            "ray_kwargs.ray_init.num_cpus": 8,  # logical: verl's actors ask for one each and mostly wait
-            "+ray_kwargs.ray_init.num_gpus": cfg.ranks,  # logical
-        }
+        values["trainer.device"] = "cpu"
+    values |= {f"{'' if key == 'num_cpus' else '+'}ray_kwargs.ray_init.{key}": value for key, value in ray.items()}
     settings = rollout_settings(cfg, experiment, arm, out)
     values |= {f"+{ref}.rollout.custom.pat.{key}": value for key, value in settings.items()}
     return values | dict(train.extra)
+
+
+def local_ray(ranks: int, folder: str) -> dict[str, Any]:
+    """Arguments of ray.init for a Ray of this job alone, on this machine."""
+    arguments: dict[str, Any] = {"include_dashboard": False, "_temp_dir": folder}
+    if not environment.has_accelerator():
+        # Logical ones: verl's actors ask for some CPUs each, and mostly wait.
+        arguments |= {"num_cpus": max(8, 4 * ranks), "num_gpus": ranks}
+    return arguments
+
+
+def _router_settings(cfg, out: Path) -> Path:
+    """The file that makes verl deal an iteration's requests to the servers of all nodes by ``pat.rl.router``."""
+    requests = cfg.rollout.prompts * cfg.rollout.samples
+    file = (out / "router.yaml").absolute()
+    file.write_text(f"router_class: pat.rl.router.Router\nrequests: {requests}\nsamples: {cfg.rollout.samples}\n")
+    return file
 
 
 def rollout_settings(cfg, experiment: Path, arm: str, out: Path) -> dict[str, Any]:
@@ -92,7 +112,7 @@ def rollout_settings(cfg, experiment: Path, arm: str, out: Path) -> dict[str, An
         "policy": arm,
         "tp_sizes": list(cfg.tp_sizes),
         "seed": cfg.seed,
-        "requests": rollout.prompts * rollout.samples,
+        "requests": rollout.prompts * rollout.samples // cfg.train.nodes,
         "lengths": list(rollout.lengths) if rollout.lengths else None,
         "deadline_s": rollout.deadline_s,
         "kv_tokens": rollout.kv_tokens,
@@ -119,7 +139,7 @@ def _hydra(value: Any) -> str:
     return json.dumps(value)
 
 
-def variables(out: Path) -> dict[str, str]:
+def variables(out: Path, nodes: int = 1) -> dict[str, str]:
     """The job's environment: this process's, and what verl and Ray need; values that only tune are kept if set."""
     modules = [os.environ.get("VERL_USE_EXTERNAL_MODULES"), "pat.rl.plugin"]  # an error in a module ends the job
     needed = {
@@ -140,8 +160,9 @@ def variables(out: Path) -> dict[str, str]:
         values |= {
             "VERL_PLATFORM": "cpu",
             "VERL_ENGINE_DEVICE": "cuda",  # picks verl's FSDP engine
-            "GLOO_SOCKET_IFNAME": "lo",
         }
+        if nodes == 1:
+            values["GLOO_SOCKET_IFNAME"] = "lo"
     values |= os.environ
     values |= needed
     if environment.has_accelerator():

@@ -32,6 +32,10 @@ class Replica(verl.RolloutReplica):
                 f"{self.gpus_per_node} ranks: allowed are divisors of {self.gpus_per_node}"
             )
         where = await asyncio.gather(*[worker.__ray_call__.remote(_whereabouts) for worker in self.workers])
+        if len({node for node, _ in where}) > 1:
+            raise ValueError(
+                f"Ray has put the {self.world_size} ranks of one replica on several nodes: each node needs as many"
+            )
         devices = sorted({int(d) for _, visible in where for d in visible.split(",") if d.strip()})
         server = (
             ray.remote(Server)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from pathlib import Path
 
 from pat.engine.cpu import environment, processes
 from pat.policy import from_config
 from pat.rl import verl_api as verl
 from pat.rl.identity import Identities
-from pat.rl.iteration import Iteration
+from pat.rl.iteration import Iteration, lengths
 from pat.rl.settings import Settings
 
 
@@ -63,24 +64,31 @@ class Server:
             **options,
         )
         self._begin(0)
+        self._started = False
 
     async def launch_server(self) -> str:
-        return f"pat-{os.getpid()}"
+        return f"pat-{self.replica_rank}-{os.getpid()}"  # processes of two nodes may have the same number
 
     def _begin(self, weights_version: int) -> None:
         self.global_steps = weights_version
-        identities = Identities(self.settings.seed, weights_version + 1, self.settings.lengths, self.config.n)
-        self.iteration = Iteration(weights_version + 1, identities, self.settings.requests)
+        number, settings = weights_version + 1, self.settings
+        identities = Identities(settings.seed, number, settings.lengths, self.config.n, self.replica_rank)
+        self.iteration = Iteration(number, identities, settings.requests)
         self._marks = self.engine.step_marks()
         self._switches_before = len(self.engine.switches)
 
     # --- generation ----------------------------------------------------------------------------------------
-    async def generate(self, prompt_ids, sampling_params, request_id, image_data=None, video_data=None, **kwargs):
-        """verl's token-in, token-out request: prompt ids [tokens] -> response ids and their log-probs."""
+    async def generate(
+        self, prompt_ids, sampling_params, request_id, image_data=None, video_data=None, number=None, **kwargs
+    ):
+        """verl's token-in, token-out request: prompt ids [tokens] -> response ids and their log-probs.
+
+        number: what ``pat.rl.router`` adds.
+        """
         if image_data or video_data:
             raise ValueError("the pat rollout generates text only")
         prompt_ids = list(prompt_ids)
-        request = self.iteration.arrive(request_id, prompt_ids)
+        request = self.iteration.arrive(request_id, prompt_ids, number)
         params = dict(sampling_params)
         logprobs = params.pop("logprobs", False)
         budget = self.config.prompt_length + self.cap - len(prompt_ids)
@@ -127,7 +135,7 @@ class Server:
             self.iteration.check()
             await self.engine.end_iteration()
             self._log()
-            self.policy.observe(*self.iteration.lengths(self.cap))
+            self.policy.observe(*lengths(self.iteration.record(), self.cap))
         if self.shares_memory:
             await self.engine.release_memory()
 
@@ -138,7 +146,17 @@ class Server:
             await self.engine.resume_memory()
         await self.engine.update_weights(folder)
         self._begin(self.global_steps if global_steps is None else global_steps)
+        if not self._started:
+            self._relearn()
         await self.engine.begin_iteration()
+
+    def _relearn(self) -> None:
+        """Show the policy what earlier iterations generated here, if a training goes on from a checkpoint."""
+        self._started = True
+        records = sorted(self.settings.log.glob(f"*-{self.replica_rank:03d}.json")) if self.settings.log else []
+        for generation in map(json.loads, map(Path.read_text, records)):
+            if generation["iteration"] < self.iteration.number:
+                self.policy.observe(*lengths(generation["requests"], self.cap))
 
     def _log(self) -> None:
         if not self.settings.log:
@@ -146,12 +164,13 @@ class Server:
         data = {
             "iteration": self.iteration.number,
             "replica": self.replica_rank,
+            "clock": time.time() - time.monotonic(),  # the records of several machines meet on their wall clocks
             "requests": self.iteration.record(),
             "switches": self.engine.switches[self._switches_before :],
             "steps": self.engine.steps(self._marks).to_dict(as_series=False),
             "decision_s": self.engine.controller.decision_s,
         }
-        folder = Path(self.settings.log)
+        folder = self.settings.log
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{self.iteration.number:06d}-{self.replica_rank:03d}.json"
         partial = file.with_suffix(".part")

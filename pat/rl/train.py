@@ -7,20 +7,18 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import psutil
+from typing import Any
 
 from pat import provenance
 from pat.logged import telling_lines
-from pat.rl import collect, job
+from pat.rl import collect, job, nodes, processes, resume
 
 POLL_S = 0.5
 START_S = 600.0  # longest that Ray, verl and SGLang may take to start, seconds
-END_S = 10.0  # longest that a process may take to end when asked, seconds; Slurm kills after 30
 
 
 class TrainingFailed(RuntimeError):
@@ -30,46 +28,79 @@ class TrainingFailed(RuntimeError):
 def run(cfg, experiment: Path, arm: str) -> None:
     """Train ``arm`` and write ``train/ARM/*.parquet``, ``run.json``, ``log.txt`` and ``verl.jsonl``.
 
-    cfg: the sections of stage train-ARM. Raises TrainingFailed with the lines of verl's log that matter.
+    cfg: the sections of stage train-ARM. With ``train.save_every`` a training that was interrupted goes on from its
+    last checkpoint. Raises TrainingFailed with the lines of verl's log that matter, NodesFailed if Ray does not start
+    on the nodes of the job, ConfigError if the job has not so many.
     """
     out = experiment / "train" / arm
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
     started = time.monotonic()
-    # Slurm and Snakemake end a job by SIGTERM, which would leave verl and Ray behind.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    ray_folder = tempfile.mkdtemp(prefix="pat-ray-", dir="/tmp")  # short: sockets in it have long names
+    processes.exit_on_sigterm()
     try:
-        command = job.command(job.overrides(cfg, experiment, arm, out, ray_folder))
-        _run(command, job.variables(out), cfg, arm, out)
+        begin = resume.prepare(cfg, experiment, arm, out)
+        if begin.done:
+            print(f"{arm}: {begin.done} of {cfg.train.iterations} iterations are there already", flush=True)
+        if begin.done < cfg.train.iterations:
+            variables = job.variables(out, cfg.train.nodes)
+            with _ray(cfg, out, variables) as (ray, variables, check):
+                checkpoints = resume.folder(experiment, arm)
+                values = job.overrides(cfg, experiment, arm, out, ray, checkpoints, begin.checkpoint)
+                _run(job.command(values), variables, cfg, arm, out, begin.done, check)
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm repeats it; the clean-up must end
-        _end(_processes_of(ray_folder), grace_s=0.5)  # verl has ended: its Ray has nothing left to save
-        shutil.rmtree(ray_folder, ignore_errors=True)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     predictor = experiment / "predictor" / "model.json" if arm == "pat" else None
-    collect.write(out, predictor, cfg.rollout.prompts * cfg.rollout.samples)
-    about = {"arm": arm, "config": cfg.model_dump(mode="json"), "seconds": time.monotonic() - started}
+    collect.write(out, predictor, cfg.rollout.prompts * cfg.rollout.samples, begin.starts)
+    about = {
+        "arm": arm,
+        "config": cfg.model_dump(mode="json"),
+        "nodes": cfg.train.nodes,
+        "starts": begin.starts,
+        "seconds": time.monotonic() - started,
+    }
     (out / "run.json").write_text(json.dumps(about | provenance.facts(), indent=2) + "\n")
-    for leftover in ("rollout", "hydra"):
+    resume.finish(experiment, arm)
+    for leftover in ("rollout", "hydra", "ray"):
         shutil.rmtree(out / leftover, ignore_errors=True)
 
 
-def _run(command: list[str], variables: dict[str, str], cfg, arm: str, out: Path) -> None:
-    """Run verl to its end with a line an iteration; raise TrainingFailed if it fails or stands still."""
+@contextlib.contextmanager
+def _ray(cfg, out: Path, variables: dict[str, str]) -> Iterator[tuple[dict[str, Any], dict[str, str], Callable]]:
+    """Arguments of ray.init, the driver's environment, and a check that Ray still runs; Ray ends with the block."""
+    if cfg.train.nodes > 1:
+        with nodes.started(cfg.train.nodes, cfg.ranks, out / "ray", variables) as ray:
+            yield {"address": ray.address}, ray.variables, ray.check
+        return
+    folder = tempfile.mkdtemp(prefix="pat-ray-", dir="/tmp")  # short: sockets in it have long names
+    try:
+        yield job.local_ray(cfg.ranks, folder), variables, lambda: None
+    finally:
+        processes.end(processes.naming(folder), grace_s=0.5)  # verl has ended: its Ray has nothing left to save
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(
+    command: list[str], variables: dict[str, str], cfg, arm: str, out: Path, done: int, check: Callable[[], None]
+) -> None:
+    """Run verl to its end with a line an iteration; raise TrainingFailed if it fails or stands still.
+
+    done: iterations made before. check: raises if what verl runs on has ended.
+    """
     iterations, limit_s = cfg.train.iterations, START_S + cfg.rollout.deadline_s
     log = out / "log.txt"
-    print(f"{arm}: {iterations} iterations, starting verl; log: {log}", flush=True)
-    with open(log, "wb") as file:
-        process = subprocess.Popen(command, env=variables, stdout=file, stderr=subprocess.STDOUT)
+    print(f"{arm}: {iterations - done} iterations, starting verl; log: {log}", flush=True)
+    with open(log, "ab") as file:
+        process = subprocess.Popen(
+            command, env=variables, stdout=file, stderr=subprocess.STDOUT, preexec_fn=processes.end_with_parent
+        )
     try:
-        progress = Progress(arm, iterations, out)
+        progress = Progress(arm, iterations, out, done)
         while process.poll() is None:
             time.sleep(POLL_S)
             progress.show()
+            check()
             if progress.still_s > limit_s:
                 raise TrainingFailed(_explain(f"{arm}: nothing has moved for {limit_s:.0f} s", log))
     finally:
-        _end(_tree(process.pid), grace_s=END_S)
+        processes.end(processes.tree(process.pid), grace_s=processes.END_S)
     progress.show()
     if process.returncode:
         raise TrainingFailed(_explain(f"{arm}: verl ended with status {process.returncode}", log))
@@ -80,10 +111,10 @@ def _run(command: list[str], variables: dict[str, str], cfg, arm: str, out: Path
 class Progress:
     """A line when a generation has ended and one when its iteration has, with the time that is left."""
 
-    def __init__(self, arm: str, iterations: int, out: Path) -> None:
+    def __init__(self, arm: str, iterations: int, out: Path, done: int = 0) -> None:
         self.arm, self.iterations, self.out = arm, iterations, out
-        self.done = 0
-        self._seen: set[str] = set()  # generations that were shown
+        self.done = self._before = done
+        self._seen = {file.name for file in self._generations()}  # that were shown
         self._started = self._moved = time.monotonic()
         self._first_done: float | None = None
 
@@ -93,7 +124,7 @@ class Progress:
         return time.monotonic() - self._moved
 
     def show(self) -> None:
-        for file in sorted((self.out / "rollout").glob("*.json")):
+        for file in self._generations():
             if file.name not in self._seen:
                 self._seen.add(file.name)
                 generation = json.loads(file.read_text())
@@ -109,11 +140,14 @@ class Progress:
                 f"mean reward {data.get('critic/rewards/mean', float('nan')):.3f}{self._left(now)}",
             )
 
+    def _generations(self) -> list[Path]:
+        return sorted((self.out / "rollout").glob("*.json"))
+
     def _left(self, now: float) -> str:
         left = self.iterations - self.done
         if not left:
             return ", done"
-        timed = self.done - 1  # iterations since the first, which includes the start
+        timed = self.done - self._before - 1  # iterations since the first, which includes the start
         pace = (now - self._first_done) / timed if timed else now - self._started
         return f", about {left * pace / 60:.1f} min left in this arm"
 
@@ -125,32 +159,3 @@ class Progress:
 def _explain(what: str, log: Path) -> str:
     lines = telling_lines(log.read_text(errors="replace"))
     return "\n  ".join([what + "; what matters of its log:", *lines]) + f"\nThe whole log: {log}"
-
-
-def _tree(pid: int) -> list[psutil.Process]:
-    try:
-        root = psutil.Process(pid)
-        return [*root.children(recursive=True), root]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _processes_of(ray_folder: str) -> list[psutil.Process]:
-    """This job's Ray and all that it started. ``ray stop`` would end every Ray of this user on the machine."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if any(ray_folder in argument for argument in process.info["cmdline"] or ()):
-            found += _tree(process.pid)
-    return found
-
-
-def _end(processes: list[psutil.Process], grace_s: float) -> None:
-    """End processes by pid: asked first, then killed after ``grace_s`` seconds."""
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.terminate()
-    _, alive = psutil.wait_procs(processes, timeout=grace_s)
-    for process in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(alive, timeout=END_S)

@@ -25,6 +25,7 @@ NAMES = {
     ),
     "fsdp_utils": ("verl.utils.fsdp_utils", ()),
     "CPUOffloadPolicy": ("verl.utils.fsdp_utils.CPUOffloadPolicy", ("pin_memory",)),
+    "GlobalRequestLoadBalancer": ("verl.workers.rollout.router.GlobalRequestLoadBalancer", ("servers",)),
     "ReplayBuffer": ("verl.trainer.ppo.v1.replay_buffer.ReplayBuffer", ("poll_interval", "sampler_kwargs")),
 }
 
@@ -32,6 +33,10 @@ METHODS = (
     ("PlatformRegistry", "register", ("platform",)),
     ("RolloutReplica", "launch_servers", ("self",)),
     ("RolloutReplicaRegistry", "register", ("name", "loader")),
+    ("GlobalRequestLoadBalancer", "acquire_server", ("request_id",)),
+    ("GlobalRequestLoadBalancer", "require_acquire_fields", ("self",)),
+    ("GlobalRequestLoadBalancer", "release_server", ("server_id",)),
+    ("GlobalRequestLoadBalancer", "get_all_servers", ("self",)),
     ("BaseRollout", "update_weights", ("self", "weights")),
     ("BaseRollout", "resume", ("self", "tags")),
     ("BaseRollout", "release", ("self",)),

@@ -46,12 +46,16 @@ def switch(asked, unfinished=2, live=(), saving=None, cost=None, tp_from=1, tp_t
 STEP = {"start": 0.0, "seconds": 0.1, "decode": 1, "tp": 1, "batch": 2, "context": 20, "tokens": 2, "rank": 0}
 
 
-def generation(iteration, requests, switches=(), steps=({},), replica=0, decision_s=(0.001,)) -> dict:
-    """One replica's part of an iteration; ``steps``: what differs from STEP in each."""
+def generation(iteration, requests, switches=(), steps=({},), replica=0, decision_s=(0.001,), clock=0.0) -> dict:
+    """One server's part of an iteration.
+
+    steps: what differs from STEP in each. clock: the wall clock minus the machine's own.
+    """
     rows = [STEP | step for step in steps]
     return {
         "iteration": iteration,
         "replica": replica,
+        "clock": clock,
         "requests": list(requests),
         "switches": list(switches),
         "steps": {name: [row[name] for row in rows] for name in STEP},

@@ -63,6 +63,56 @@ def test_requests_are_numbered_by_arrival_over_all_replicas(tmp_path):
     assert table["finish_s"].to_list() == [4.0, 8.0, 3.0]
     assert table["finish_reason"].to_list() == ["stop", "length", "stop"]
     assert table["prompt_tokens"].to_list() == [10, 4, 10]
+    assert table["server"].to_list() == [0, 1, 0]
+
+
+def test_servers_of_two_machines_meet_on_the_wall_clock(tmp_path):
+    # The second machine has been up for 900 s less; its request came 2 s later.
+    steps = [{"start": 2.5}, {"start": 3.0}, {"start": 3.5}]
+    replicas = [
+        generation(1, [request(1, 1000.0, 1004.0, 7)], [switch(1001.0, unfinished=1, total_s=0.5)], clock=5000.0),
+        generation(
+            1,
+            [request(2, 102.0, 109.0, 9)],
+            [switch(103.0, unfinished=1, total_s=0.25), switch(105.0, unfinished=1, total_s=0.5)],
+            [step | {"start": 100 + step["start"], "batch": 1} for step in steps],
+            replica=1,
+            decision_s=(0.5, 0.25),
+            clock=5900.0,
+        ),
+    ]
+    tables = collected(tmp_path, replicas, [METRICS], samples=2)
+    assert tables["requests"].select("server", "arrive_s", "finish_s").rows() == [(0, 0.0, 4.0), (1, 2.0, 9.0)]
+    assert tables["switches"].select("server", "switch", "at_s").rows() == [(0, 0, 1.0), (1, 1, 3.0), (1, 2, 5.0)]
+    assert tables["decode"].filter(pl.col("server") == 1)["at_s"].to_list() == [3.0, 3.5]
+    row = tables["iterations"].row(0, named=True)
+    assert (row["samples"], row["tokens"], row["switches"]) == (2, 16, 3)
+    # Servers switch side by side: the iteration has lost what the one that lost most has.
+    assert (row["switch_s"], row["decision_s"]) == (0.75, 0.75)
+
+
+def test_a_checkpoint_is_not_part_of_the_iterations_time(tmp_path):
+    one = [generation(n, [request(1, 0.0, 1.0, 2)]) for n in (1, 2)]
+    metrics = [METRICS, METRICS | {"timing_s/save_checkpoint": 2.5}]
+    table = collected(tmp_path, one, metrics, samples=1)["iterations"]
+    assert table.select("iteration_s", "save_s").rows() == [(9.0, None), (6.5, 2.5)]
+
+
+def test_the_first_iteration_after_each_start_is_a_warm_up(tmp_path):
+    write(tmp_path, [generation(n, [request(1, 0.0, 1.0, 2)]) for n in range(1, 6)], [METRICS] * 5)
+    collect.write(tmp_path, None, 1, starts=(0, 3))
+    table = pl.read_parquet(tmp_path / "iterations.parquet")
+    assert table.filter("warm_up")["iteration"].to_list() == [1, 4]
+
+
+def test_metrics_of_an_earlier_start_come_first_and_none_counts_twice(tmp_path):
+    write(tmp_path, metrics=[METRICS, METRICS])
+    (tmp_path / "verl.jsonl").rename(tmp_path / "verl-before.jsonl")
+    with (tmp_path / "verl.jsonl").open("w") as file:
+        file.write('{"step": 2, "data": {"again": 1}}\n{"step": 3, "data": {}}\n')
+    lines = collect.verl_lines(tmp_path)
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert lines[1]["data"] == {"again": 1}
 
 
 def test_an_iteration_has_verls_times_and_our_counts(tmp_path):
@@ -77,6 +127,7 @@ def test_an_iteration_has_verls_times_and_our_counts(tmp_path):
     assert (row["samples"], row["tokens"], row["truncated"]) == (20, sum(range(10, 30)), 3)
     assert (row["response_len_mean"], row["response_len_max"]) == (19.5, 29)
     assert (row["switches"], row["switch_s"], row["decision_s"]) == (0, 0.0, 0.75)
+    assert (row["save_s"], row["warm_up"]) == (None, False)
     # Of 20, at most 2 are alive from the end of the 18th, at 68 s, to that of the 20th, at 70 s.
     assert row["tail_s"] == 2.0
 
@@ -148,8 +199,8 @@ def test_decode_steps_are_timed_from_the_first_arrival(tmp_path):
     one = generation(1, [request(1, 100.0, 104.0, 7)], steps=steps)
     table = collected(tmp_path, [one], [METRICS], samples=1)["decode"]
     assert table.rows(named=True) == [
-        {"iteration": 1, "tp": 1, "batch": 2, "context": 24, "seconds": 0.25, "at_s": 1.5, "rank": 0},
-        {"iteration": 1, "tp": 1, "batch": 1, "context": 14, "seconds": 0.125, "at_s": 2.25, "rank": 0},
+        {"iteration": 1, "server": 0, "tp": 1, "batch": 2, "context": 24, "seconds": 0.25, "at_s": 1.5, "rank": 0},
+        {"iteration": 1, "server": 0, "tp": 1, "batch": 1, "context": 14, "seconds": 0.125, "at_s": 2.25, "rank": 0},
     ]
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat.rl.identity import Identities
+from pat.rl.identity import Identities, Numbering
 
 PROMPTS = st.lists(st.sampled_from([(1, 2), (1, 3), (2,), (1, 2, 3), ()]), max_size=24)
 
@@ -55,3 +55,26 @@ def test_replayed_lengths_go_by_prompt_and_sample_and_are_cycled():
 
 def test_without_a_replay_lengths_are_natural():
     assert Identities(0, 1, None, samples=2).next([1])[1] is None
+
+
+def test_a_request_is_who_it_is_on_whichever_server_it_runs():
+    prompts = [[1], [1], [2], [1], [2], [2], [1], [2]]
+    lengths = list(range(10, 18))
+    alone = Identities(0, 1, lengths, samples=4)
+    numbering, servers = Numbering(samples=4), [Identities(0, 1, lengths, samples=4, replica=r) for r in (0, 1)]
+    for prompt in prompts:
+        number = numbering.next(prompt)
+        assert servers[number[0] % 2].next(prompt, number) == alone.next(prompt)
+
+
+def test_servers_that_number_their_own_requests_share_no_seed():
+    drawn = [Identities(0, 1, None, samples=2, replica=replica).next([1])[0] for replica in range(8)]
+    assert len(set(drawn)) == 8
+
+
+def test_a_prompt_that_a_batch_holds_twice_has_numbers_and_seeds_of_its_own():
+    numbering = Numbering(samples=2)
+    assert [numbering.next(prompt) for prompt in ([1], [1], [2], [1], [2], [1])] == [
+        *((0, 0), (1, 1), (2, 0)),
+        *((4, 2), (3, 1), (5, 3)),
+    ]

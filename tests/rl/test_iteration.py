@@ -4,7 +4,7 @@ import pytest
 
 from pat.engine.board import request_key
 from pat.rl.identity import Identities
-from pat.rl.iteration import Iteration, IterationError
+from pat.rl.iteration import Iteration, IterationError, lengths
 
 CAP = 20
 
@@ -60,4 +60,4 @@ def test_a_request_is_recorded_with_who_it_is_and_when_it_ran():
 def test_a_response_ended_by_itself_unless_the_cap_cut_it():
     made = iteration([(5, "stop"), (CAP, "length"), (CAP, "stop"), (8, "length")])
     # the last was cut short of the cap by a replayed length: by design, so that it counts as ended
-    assert made.lengths(CAP) == ([5, CAP, CAP, 8], [True, False, True, True])
+    assert lengths(made.record(), CAP) == ([5, CAP, CAP, 8], [True, False, True, True])

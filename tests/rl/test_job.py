@@ -13,6 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from pat.config import Config, stage_config
 from pat.engine.cpu import environment
 from pat.rl import job
+from pat.rl.router import Router
 from pat.rl.settings import Settings
 
 PROJECT = Path(__file__).parents[2]
@@ -41,8 +42,12 @@ def write_prompts(folder, rows):
     pl.DataFrame({"prompt": ["x"] * rows}).write_parquet(folder / "data" / "train.parquet")
 
 
-def overrides(experiment, arm="pat", **sections):
-    return job.overrides(config(arm, **sections), experiment, arm, experiment / "train" / arm, "/tmp/ray")
+def overrides(experiment, arm="pat", ray=None, checkpoint=None, **sections):
+    out, ray = experiment / "train" / arm, ray or job.local_ray(2, "/tmp/ray")
+    out.mkdir(parents=True, exist_ok=True)
+    return job.overrides(
+        config(arm, **sections), experiment, arm, out, ray, experiment / "checkpoints" / arm, checkpoint
+    )
 
 
 def composed(values):
@@ -166,3 +171,29 @@ def test_without_a_gpu_every_process_finds_the_stand_ins(tmp_path, monkeypatch):
 def test_pats_own_log_is_where_it_is_looked_for_whatever_the_user_has_set(tmp_path, monkeypatch):
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", "/somewhere/else.jsonl")
     assert job.variables(tmp_path)["VERL_FILE_LOGGER_PATH"] == str(tmp_path / "verl.jsonl")
+
+
+def test_nodes_share_an_iteration_and_its_requests_are_dealt_to_them_in_turn(experiment):
+    values = overrides(experiment, ray={"address": "10.0.0.1:6379"}, train={"nodes": 2, "micro_batch": 2})
+    told = composed(values)
+    assert (told.trainer.nnodes, told.trainer.n_gpus_per_node) == (2, 2)
+    assert told.actor_rollout_ref.rollout.tensor_model_parallel_size == 2  # a replica stays inside a node
+    assert Settings.from_verl(told.actor_rollout_ref.rollout.custom, 2).requests == 8
+    assert (told.ray_kwargs.ray_init.address, told.ray_kwargs.ray_init.num_cpus) == ("10.0.0.1:6379", None)
+    assert yaml.safe_load(Path(told.actor_rollout_ref.rollout.router_config_path).read_text()) == {
+        "router_class": f"{Router.__module__}.{Router.__name__}",
+        "requests": 16,
+        "samples": 4,
+    }
+    alone = composed(overrides(experiment))
+    assert (alone.trainer.nnodes, alone.actor_rollout_ref.rollout.router_config_path) == (1, None)
+
+
+def test_a_training_goes_on_from_the_checkpoint_that_it_is_given(experiment):
+    checkpoint = experiment / "checkpoints" / "pat" / "global_step_4"
+    told = composed(overrides(experiment, checkpoint=checkpoint, train={"save_every": 2})).trainer
+    assert (told.save_freq, told.default_local_dir) == (2, str(experiment / "checkpoints" / "pat"))
+    assert (told.resume_mode, told.resume_from_path) == ("resume_path", str(checkpoint))
+    told = composed(overrides(experiment, train={"save_every": 2})).trainer
+    assert (told.save_freq, told.resume_mode) == (2, "disable")
+    assert composed(overrides(experiment)).trainer.save_freq == -1

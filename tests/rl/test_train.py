@@ -1,11 +1,11 @@
 """Stage train seen from outside: a small script stands for verl, and does what verl might do."""
 
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+import polars as pl
 import psutil
 import pytest
 import yaml
@@ -35,9 +35,11 @@ def run(cfg, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "POLL_S", 0.02)
     monkeypatch.setattr(train, "START_S", DEADLINE_S)
     monkeypatch.setattr(train.provenance, "facts", dict)
-    monkeypatch.setattr(train.job, "overrides", lambda cfg, experiment, arm, out, ray: {"out": out, "ray": ray})
+    monkeypatch.setattr(
+        train.job, "overrides", lambda cfg, experiment, arm, out, ray, *rest: {"out": out, "ray": ray["_temp_dir"]}
+    )
 
-    def start(script, start_s=DEADLINE_S):
+    def start(script, start_s=DEADLINE_S, cfg=cfg):
         monkeypatch.setattr(train, "START_S", start_s)
         wanted = ("out", "ray") if "$2" in script else ("out",)  # a name of Ray's folder would give it away
         command = ["sh", "-c", script, "sh"]
@@ -127,6 +129,54 @@ def test_results_of_an_earlier_run_are_not_mixed_in(run, tmp_path):
     assert not stale.exists()
 
 
+# --- going on from a checkpoint -----------------------------------------------------------------
+@pytest.fixture
+def saving(cfg):
+    return cfg.model_copy(update={"train": cfg.train.model_copy(update={"save_every": 1})})
+
+
+def interrupted(tmp_path):
+    """A script that has a checkpoint and the records of iteration 1 when it is killed, and half of iteration 2."""
+    recorded(tmp_path / "good")
+    write(tmp_path / "one", [generation(1, [request(i, 10.0, 11.0 + i, 5) for i in range(4)])], [METRICS])
+    checkpoints = tmp_path / "checkpoints" / "tp1"
+    return (
+        f"cp -r {tmp_path}/one/* $1; cp {tmp_path}/good/rollout/000002* $1/rollout;"
+        f"cd {checkpoints}; mkdir -p global_step_1/actor; printf 1 > latest_checkpointed_iteration.txt; kill -9 $$"
+    )
+
+
+def test_a_killed_training_goes_on_and_counts_each_iteration_once(run, saving, tmp_path, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(train.job, "overrides", lambda *arguments: asked.append(arguments[-1]) or {"out": arguments[3]})
+    assert "verl ended with status -9" in failure(run, interrupted(tmp_path), cfg=saving)
+    capsys.readouterr()
+    second = json.dumps({"step": 2, "data": METRICS | {"critic/rewards/mean": 0.75}})
+    run(
+        f"ls $1/rollout > $1/found; cp {tmp_path}/good/rollout/000002* $1/rollout; echo '{second}' > $1/verl.jsonl",
+        cfg=saving,
+    )
+    out, checkpoints = tmp_path / "train" / "tp1", tmp_path / "checkpoints" / "tp1"
+    assert asked == [None, checkpoints / "global_step_1"]
+    assert (out / "found").read_text() == "000001-000.json\n"  # the half of iteration 2 is gone
+    table = pl.read_parquet(out / "iterations.parquet")
+    assert table.select("iteration", "reward_mean", "warm_up").rows() == [(1, 0.25, True), (2, 0.75, True)]
+    assert json.loads((out / "run.json").read_text())["starts"] == [0, 1]
+    assert not checkpoints.exists()
+    told = capsys.readouterr().out
+    assert "tp1: 1 of 2 iterations are there already" in told
+    assert "tp1 [2/2]" in told
+    assert "tp1 [1/2]" not in told
+
+
+def test_a_training_that_had_only_its_tables_to_write_does_not_start_verl(run, saving, tmp_path):
+    good = recorded(tmp_path / "good")
+    failure(run, f"cp -r {good}/* $1; exit 1", cfg=saving)
+    run("touch $1/verl-was-started", cfg=saving)
+    assert pl.read_parquet(tmp_path / "train" / "tp1" / "iterations.parquet").height == 2
+    assert not (tmp_path / "train" / "tp1" / "verl-was-started").exists()
+
+
 # --- progress ---------------------------------------------------------------------------------
 @pytest.fixture
 def clock(monkeypatch):
@@ -174,33 +224,6 @@ def test_only_news_counts_as_movement(tmp_path, clock):
     clock[0] += 7
     progress.show()
     assert progress.still_s == 7
-
-
-# --- ending processes -------------------------------------------------------------------------
-def test_a_process_that_does_not_listen_is_killed():
-    code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as deaf:
-        assert deaf.stdout.readline() == "deaf\n"
-        train._end([psutil.Process(deaf.pid)], grace_s=0.2)
-        assert gone(deaf.pid)
-
-
-def test_a_process_that_listens_is_asked_first(tmp_path):
-    code = "import signal, sys, time; signal.signal(15, lambda *_: (open(sys.argv[1], 'w').close(), exit(0)))\n"
-    code += "print('ready', flush=True); time.sleep(600)"
-    note = tmp_path / "asked"
-    with subprocess.Popen([sys.executable, "-c", code, str(note)], stdout=subprocess.PIPE, text=True) as polite:
-        assert polite.stdout.readline() == "ready\n"
-        train._end([psutil.Process(polite.pid)], grace_s=5.0)
-    assert note.exists()
-
-
-def test_processes_that_have_ended_by_themselves_are_no_trouble():
-    ended = subprocess.Popen(["true"])
-    process = psutil.Process(ended.pid)
-    ended.wait(DEADLINE_S)
-    train._end([process], grace_s=5.0)
-    assert train._tree(ended.pid) == []
 
 
 def test_an_explanation_has_the_lines_that_matter_and_the_way_to_the_rest(tmp_path):
