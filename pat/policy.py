@@ -19,8 +19,8 @@ Mode = Literal["migrate", "recompute"]
 SCENARIOS = 32
 MIN_SCENARIOS = 8
 MAX_CELLS = 16384  # scenarios x live requests
-# A later moment must beat "now" by this share of the remaining time to be worth waiting for.
-PATIENCE = 0.005
+# A switch must shorten the remaining time by this share at least: predictions are no better than that.
+LEAST_GAIN = 0.005
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,11 @@ class RolloutState:
 class Decision:
     """The tp to run at from now on; the state's own tp means stay.
 
-    saving_s: expected remaining seconds of staying for good minus those in the new layout, the switch left
-    out.  cost_s: expected seconds of the switch, to be set against saving_s.  Both are None unless a
-    prediction switches.  kv: how KV should follow, None when staying.  remaining_s: expected remaining
-    seconds by tp, if run there from now on (without the switch); empty when nothing was predicted.
+    saving_s: expected remaining seconds of staying for good minus those from the new layout on (later switches
+    and what they cost included), this switch left out.  cost_s: expected seconds of the switch, to be set
+    against saving_s.  Both are None unless a prediction switches.  kv: how KV should follow, None when staying.
+    remaining_s: expected remaining seconds by tp, if run there from now on (without the switch); empty when
+    nothing was predicted.
     """
 
     tp: int
@@ -113,16 +114,16 @@ class Predictive:
 
     The remaining lengths of the live requests are drawn from `lengths` in a number of scenarios (seeded:
     equal states give equal decisions).  In each of them `predictor` gives the time of staying, and of every
-    plan "stay until so many requests are left, then switch to that tp".  It switches when the best plan is
-    to switch now, and
-      - saving > cost * (1 + margin),
+    plan "switch to that tp, now or when so many requests are left, and later on to another".  It switches when
+    the best plan is to switch now, and
+      - the plan's saving > its cost * (1 + margin), and > LEAST_GAIN of the remaining time,
       - fewer than max_switches were made in this stage, and
       - the stage's switches take at most max_switch_share of its expected time.
-    Later plans must meet the same conditions.  A plan is one switch: several come about by deciding again.
     A decision takes time in proportion to (tp sizes) x (scenarios x live requests); fewer scenarios for many
     requests keep the second factor at MAX_CELLS.
 
-    kv: "auto" takes the cheaper way by the switch model.  ValueError when the predictor lacks a tp or a pair.
+    kv: "auto" takes the cheaper way by the switch model.  samples: responses to each prompt.  ValueError when
+    the predictor lacks a tp or a pair.
     """
 
     def __init__(
@@ -134,6 +135,7 @@ class Predictive:
         max_switch_share: float,
         max_switches: int,
         kv: Literal["auto", "migrate", "recompute"] = "auto",
+        samples: int = 1,
     ):
         self.predictor = predictor
         self.lengths = lengths
@@ -141,6 +143,7 @@ class Predictive:
         self.margin = margin
         self.max_switch_share = max_switch_share
         self.max_switches = max_switches
+        self.samples = samples
         self.modes: dict[tuple[int, int], tuple[Mode, ...]] = {
             (a, b): tuple(m for m in predictor.switch.modes(a, b) if kv in ("auto", m))
             for a in self.tp_sizes
@@ -161,17 +164,18 @@ class Predictive:
             return Decision(self.tp_sizes[0])
         if state.switches >= self.max_switches or len(self.tp_sizes) == 1:
             return Decision(state.tp)
-        outlook = Outlook(self.predictor, self.modes, state, self._remaining(state))
-        stay = float(outlook.stay.seconds.mean())
-        plans = list(outlook.plans_now(self.tp_sizes))
-        remaining = {state.tp: stay} | {plan.tp: plan.after_s for plan in plans}
-        now = min((p for p in plans if self._worth(p, stay, state)), key=lambda p: p.seconds, default=None)
-        if now is None:
-            return Decision(state.tp, remaining_s=remaining)
-        later = (p.seconds for p in outlook.plans_later(self.tp_sizes) if self._worth(p, stay, state))
-        if min(later, default=stay) < now.seconds - PATIENCE * stay:
-            return Decision(state.tp, remaining_s=remaining)
-        return Decision(now.tp, stay - now.after_s, now.cost_s, now.kv, remaining)
+        switches = min(self.max_switches - state.switches, len(self.tp_sizes)) - 1
+        remaining = self._remaining(state)
+        outlook = Outlook(
+            self.predictor, self.modes, state, remaining, self.tp_sizes, switches, self.margin, self.samples
+        )
+        stay, plans = outlook.stay_s, list(outlook.plans())
+        seconds = {state.tp: stay} | {plan.tp: plan.alone_s for plan in plans}
+        best = min((plan for plan in plans if self._affordable(plan, state)), key=self._value, default=None)
+        least = self._value(best) if best else np.inf
+        if least > stay * (1 - LEAST_GAIN) or outlook.wait_s(least) < least:
+            return Decision(state.tp, remaining_s=seconds)
+        return Decision(best.tp, stay - best.after_s, best.cost_s, best.kv, seconds)
 
     def _remaining(self, state: RolloutState) -> np.ndarray:
         """Remaining tokens (scenarios, live)."""
@@ -179,11 +183,12 @@ class Predictive:
         scenarios = int(np.clip(MAX_CELLS // len(generated), MIN_SCENARIOS, SCENARIOS))
         return self.lengths.remaining(generated, state.cap, stratified_draws(scenarios, len(generated)))
 
-    def _worth(self, plan: Plan, stay: float, state: RolloutState) -> bool:
-        saving = stay - plan.before_s - plan.after_s
-        total = state.elapsed_s + plan.seconds
-        affordable = state.switch_s + plan.cost_s <= self.max_switch_share * total
-        return saving > plan.cost_s * (1 + self.margin) and affordable
+    def _value(self, plan: Plan) -> float:
+        return plan.cost_s * (1 + self.margin) + plan.after_s
+
+    def _affordable(self, plan: Plan, state: RolloutState) -> bool:
+        cost = plan.cost_s + plan.later_cost_s
+        return state.switch_s + cost <= self.max_switch_share * (state.elapsed_s + plan.cost_s + plan.after_s)
 
 
 def from_config(arm: str, tp_sizes: Sequence[int], policy_cfg: dict, predictor_path: Path | None) -> Policy:

@@ -1,4 +1,4 @@
-"""The plans for a generation stage: stay until so many requests are left, then switch."""
+"""The plans for a generation stage: stay until so many requests are left, switch, and so on."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ import numpy as np
 
 from pat.layout import deal
 from pat.predictor import Predictor
+from pat.predictor.later import Later, Rest
 from pat.predictor.remaining import Drain, deal_evenly, drain, slots, take
 
 if TYPE_CHECKING:
@@ -16,25 +17,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """Stay until `left` requests are live, then run at `tp`; seconds are means over the scenarios."""
+    """What a first switch, to `tp`, and the best later ones make of the stage: means over the scenarios.
+
+    after_s: from the end of the first switch to the end of the stage, later switches included, each of them counted
+    at its cost x (1 + margin).  cost_s: seconds of the first switch.  later_cost_s: of the others, in after_s.
+    alone_s: after_s if no other switch follows.
+    """
 
     tp: int
-    left: int
-    before_s: float  # until the switch
     cost_s: float
-    after_s: float  # from the end of the switch to the end of the stage
     kv: str
-
-    @property
-    def seconds(self) -> float:
-        return self.before_s + self.cost_s + self.after_s
+    after_s: float
+    later_cost_s: float
+    alone_s: float
 
 
 class Outlook:
     """What the predictor expects of one state that has live requests.
 
     tokens: (s, n) remaining tokens of each live request in each scenario.  modes: the KV modes to choose
-    from, by (tp_from, tp_to).
+    from, by (tp_from, tp_to), for each pair of `tp_sizes`.  switches: most switches that may follow the first one.
+    samples: requests that have the same prompt; a replica prefills it once.
     """
 
     def __init__(
@@ -43,14 +46,44 @@ class Outlook:
         modes: Mapping[tuple[int, int], Sequence[str]],
         state: "RolloutState",
         tokens: np.ndarray,
+        tp_sizes: Sequence[int],
+        switches: int,
+        margin: float,
+        samples: int = 1,
     ):
         self.predictor, self.modes, self.tp = predictor, modes, state.tp
+        self.tp_sizes, self.samples = tuple(tp_sizes), samples
         self.ranks = state.tp * len(state.replicas)
         self.tokens = tokens.astype(float)
         self.context = np.array([request.prompt + request.generated for request in state.live], float)
         self.in_kv = np.array([request.generated > 0 for request in state.live])
         owner = [replica for replica, requests in enumerate(state.replicas) for _ in requests]
         self.stay = self._run(state.tp, slots(owner, len(state.replicas)))
+        self.rest = Rest.of(predictor.decode, self.tp_sizes, self.ranks, self.tokens, self.context)
+        self._cost = lambda a, b: self._switch_s(a, b, self.rest.left, self.rest.kv_tokens)[0]
+        self._after_one = Later.of(self.rest, self._cost, switches, margin)
+        self._first = Later.of(self.rest, self._cost, switches + 1, margin)
+
+    @property
+    def stay_s(self) -> float:
+        """Expected seconds of staying for good."""
+        return float(self.stay.seconds.mean())
+
+    def wait_s(self, limit: float) -> float:
+        """Expected seconds of the best plan that switches later, its switches counted at cost x (1 + margin).
+
+        The plan is chosen by the table of the rest; if it seems to take less than `limit`, the time from its first
+        switch on is worked out replica by replica, as that of the plans which begin at once.
+        """
+        seconds, column, moment = self._moments(self.tp, self.stay, self._first)
+        if seconds >= limit:
+            return seconds
+        there, left = int(self._first.to[moment, column]), int(self.rest.left[moment])
+        _, tokens, context = self.stay.until(left)
+        replicas = self.ranks // self.tp_sizes[there]
+        dealt = deal_evenly(tokens, context, replicas)
+        run = drain(self.predictor.decode, self.tp_sizes[there], *dealt, start=np.zeros(replicas))
+        return seconds + float(run.seconds.mean()) - float(self.rest.seconds[moment, there])
 
     def run(self, tp: int) -> Drain:
         """The rest of the stage at `tp` from now on, the switch left out."""
@@ -59,54 +92,46 @@ class Outlook:
         replicas = self.ranks // tp
         return self._run(tp, slots(deal(self.context.tolist(), replicas), replicas))
 
-    def plans_now(self, tp_sizes: Sequence[int]) -> Iterator[Plan]:
+    def plans(self) -> Iterator[Plan]:
         """A switch at once, to each other tp; requests without KV cost nothing to move."""
-        requests, kv_tokens = self.in_kv.sum(), self.context[self.in_kv].sum()
-        for tp in tp_sizes:
+        requests, kv_tokens = np.array([self.in_kv.sum()]), np.array([self.context[self.in_kv].sum()])
+        for tp in self.tp_sizes:
             if tp != self.tp:
-                yield self._plan(tp, len(self.context), 0.0, requests, kv_tokens, self.run(tp).seconds)
+                cost, kv = self._switch_s(self.tp, tp, requests, kv_tokens)
+                run = self.run(tp)
+                alone = float(run.seconds.mean())
+                after, later = self._continued(tp, run, self._after_one)
+                yield Plan(tp, float(cost[0]), kv[0], *((after, later) if after < alone else (alone, 0.0)), alone)
 
-    def plans_later(self, tp_sizes: Sequence[int]) -> Iterator[Plan]:
-        """A switch to each other tp at each of a few numbers of requests left."""
-        for left in moments(len(self.context)):
-            moment, tokens, context = self.stay.until(left)
-            requests = (tokens > 0).sum(axis=-1)
-            kv_tokens = np.where(tokens > 0, context, 0.0).sum(axis=-1)
-            for tp in tp_sizes:
-                if tp != self.tp:
-                    dealt = deal_evenly(tokens, context, self.ranks // tp)
-                    rest = drain(self.predictor.decode, tp, *dealt, start=np.zeros(self.ranks // tp))
-                    yield self._plan(tp, left, float(moment.mean()), requests, kv_tokens, rest.seconds)
+    def _continued(self, tp: int, run: Drain, later: Later) -> tuple[float, float]:
+        """Seconds of `run` until its best moment to switch and from then on, and the cost of switches in them."""
+        seconds, column, moment = self._moments(tp, run, later)
+        return seconds, float(later.cost_s[moment, column]) if np.isfinite(seconds) else 0.0
 
-    def _plan(
-        self,
-        tp: int,
-        left: int,
-        before_s: float,
-        requests: np.ndarray,
-        kv_tokens: np.ndarray,
-        after_s: np.ndarray,
-    ) -> Plan:
-        """requests, kv_tokens: (s,) or () to move or recompute.  after_s: (s,)."""
-        happens = after_s > 0  # the last requests may end together, which leaves nothing to switch for
-        costs = {
-            mode: float(np.mean(happens * self.predictor.switch.seconds(self.tp, tp, requests, kv_tokens, mode)))
-            for mode in self.modes[self.tp, tp]
-        }
-        kv = min(costs, key=costs.get)
-        return Plan(tp, left, before_s, costs[kv], float(after_s.mean()), kv)
+    def _moments(self, tp: int, run: Drain, later: Later) -> tuple[float, int, int]:
+        """Seconds by way of the best moment to switch in `run`, the column of `tp`, and which moment it is."""
+        column = self.tp_sizes.index(tp)
+        if not len(self.rest.left):
+            return np.inf, column, -1
+        seconds = run.moments(self.rest.left).mean(axis=0) + later.seconds[:, column]
+        best = int(seconds.argmin())
+        return float(seconds[best]), column, best
+
+    def _switch_s(self, tp_from: int, tp_to: int, requests: np.ndarray, kv_tokens: np.ndarray):
+        """Seconds of a switch, and how KV follows: the cheaper way for each of `requests`, `kv_tokens` (g,)."""
+        modes = self.modes[tp_from, tp_to]
+        costs = [self.predictor.switch.seconds(tp_from, tp_to, requests, kv_tokens, mode) for mode in modes]
+        cheapest = np.argmin(costs, axis=0)
+        return np.min(costs, axis=0), [modes[i] for i in cheapest]
 
     def _run(self, tp: int, slots: np.ndarray) -> Drain:
         """Requests laid out by slots (r, w), after the prefill of those that have no KV yet."""
         tokens, context = take(self.tokens, slots), take(self.context, slots)
         waiting = take(~self.in_kv, slots)
         requests, prompt = waiting.sum(axis=-1), (waiting * context).sum(axis=-1)
-        prefill = self.predictor.prefill.seconds(tp, requests, prompt, np.zeros_like(prompt))
+        # The samples of a prompt are dealt in turn: so much of what waits at a replica is a prompt's first sample.
+        first = min(1.0, len(slots) / self.samples)
+        cached = (1 - first) * (prompt - requests)
+        prefill = self.predictor.prefill.seconds(tp, requests, prompt - cached, cached)
         start = np.where(requests > 0, prefill, 0.0)
         return drain(self.predictor.decode, tp, tokens, np.broadcast_to(context, tokens.shape), start)
-
-
-def moments(live: int) -> list[int]:
-    """Numbers of live requests, below `live`, at which a later switch is considered."""
-    halvings = {live >> k for k in range(1, live.bit_length())}
-    return sorted((halvings | {live * 3 // 4}) - {0, live}, reverse=True)

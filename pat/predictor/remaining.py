@@ -49,6 +49,11 @@ class Drain:
         """(s,) until the last replica has ended."""
         return np.where(self.tokens[..., -1] > 0, self.start + self.ends[..., -1], 0.0).max(axis=-1)
 
+    def moments(self, left: np.ndarray) -> np.ndarray:
+        """Seconds (s, g) until so many requests are live; each of `left` (g,) is below the number of live requests."""
+        ends = np.where(self.tokens > 0, self.start[:, None] + self.ends, 0.0).reshape(len(self.tokens), -1)
+        return np.sort(ends, axis=-1)[:, -1 - left]
+
     def until(self, left: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The moment at which `left` requests are live: seconds (s,), and their tokens and context (s, left).
 

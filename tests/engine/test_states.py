@@ -89,12 +89,12 @@ def test_requests_that_come_go_and_end_at_any_moment_get_one_answer_each(driver,
     aborted = set(rng.sample(range(40), 10))
     sizes = engine.settings.tp_sizes
 
-    async def one(number, job):
+    async def one(number, job):  # SGLang aborts every request whose id begins with the one that is given
         await asyncio.sleep(rng.random() * 2.0)
-        answer = asyncio.ensure_future(driver.request(job, 0.0, rid=f"{seed}-{number}"))
+        answer = asyncio.ensure_future(driver.request(job, 0.0, rid=f"{seed}-{number:02d}"))
         if number in aborted:
             await asyncio.sleep(rng.random() * 0.1)
-            engine.tokenizer_manager.abort_request(rid=f"{seed}-{number}")
+            engine.tokenizer_manager.abort_request(rid=f"{seed}-{number:02d}")
         return await answer
 
     async def switching(until):

@@ -70,6 +70,22 @@ def test_requests_that_end_together_leave_nothing():
     assert rest.tolist() == [[0, 0]]
 
 
+@given(UNTIED)
+@settings(max_examples=50, deadline=None)
+def test_moments_are_when_so_many_are_left(requests):
+    run = drain(DECODE, 1, *arrays(requests), start=np.array([0.5]))
+    left = np.arange(len(requests) - 1, 0, -1)
+    ends = sorted(step_by_step(requests))
+    np.testing.assert_allclose(run.moments(left)[0], [0.5 + ends[len(requests) - n - 1] for n in left], rtol=1e-9)
+
+
+def test_moments_look_at_all_replicas():
+    tokens = np.array([[[10.0, 40.0], [0.0, 100.0]]])
+    run = drain(DECODE, 1, tokens, np.full_like(tokens, 50.0), start=np.array([0.0, 0.2]))
+    assert run.moments(np.array([2, 1]))[0] == pytest.approx([run.ends[0, 0, 0], run.ends[0, 0, 1]])
+    assert run.seconds == pytest.approx([0.2 + run.ends[0, 1, 1]])
+
+
 def test_an_idle_replica_takes_no_time():
     tokens = np.array([[[0.0, 5.0], [0.0, 0.0]]])
     run = drain(DECODE, 1, tokens, np.zeros_like(tokens), start=np.array([0.0, 9.0]))
