@@ -7,6 +7,8 @@ from pathlib import Path
 import polars as pl
 from matplotlib.figure import Figure
 
+from pat.simulate import run as simulation
+
 LENGTHS = (19, 37, 77, 79, 83, 98, 100, 104, 154, 157, 240, 274, 312, 320, 320, 320)
 CAP = 320
 PHASE_SECONDS = {
@@ -56,6 +58,74 @@ def write_experiment(
             switches if arm == "pat" else 0,
         )
     return directory
+
+
+def write_simulation(directory: Path, seconds: Mapping[str, float], repeats: int = 3, responses: int = 128) -> Path:
+    """The stage simulate, with `seconds` a generation of each arm; repeat r takes 1 + r / 100 times as long.
+
+    The oracle and both thresholds are added where `seconds` has them not: the oracle is as fast as the fastest, the
+    threshold as slow as the slowest.
+    """
+    fastest, slowest = min(seconds.values()), max(seconds.values())
+    added = {"oracle": fastest, "threshold": slowest, "threshold-best": fastest}
+    seconds = {**seconds, **{name: value for name, value in added.items() if name not in seconds}}
+    rows = [
+        {
+            "arm": arm,
+            "repeat": repeat,
+            "gen_s": value * (1 + repeat / 100),
+            "tokens": 1000 * responses,
+            "samples": responses,
+            "switches": 1.0 if arm == "pat" else 0.0,
+            "switch_s": 0.5 if arm == "pat" else 0.0,
+            "tail_share": 0.25,
+            "start_tp": int(arm[2:]) if arm[2:].isdigit() else 1,
+            "schedule": [_simulated_switch(0.5 * value)] if arm == "pat" else [],
+            "live": [{"at_s": share * value, "live": int(responses * (1 - share))} for share in (0.0, 0.5, 0.9, 1.0)],
+        }
+        for arm, value in seconds.items()
+        for repeat in range(repeats)
+    ]
+    frame = pl.DataFrame(rows, schema=simulation.SCHEMA)
+    statics = sorted((arm for arm in seconds if arm[2:].isdigit()), key=lambda arm: int(arm[2:]))
+    stage = {"nodes": 1, "ranks": 8, "responses": responses, "samples": 8, "prompt": 512, "max_response": 24576}
+    summary = simulation.summarise(frame, statics) | {
+        "threshold": {"threshold": 16, "threshold-best": 8},
+        "stage": stage | {"kv_tokens": 262144, "history": 2, "repeats": repeats, "seed": 0},
+    }
+    _json(directory / "simulate" / "summary.json", summary)
+    _parquet(directory / "simulate" / "arms.parquet", frame)
+    return directory
+
+
+def write_simulated_only(directory: Path, seconds: Mapping[str, float], system: str = "h100_sxm") -> Path:
+    """An experiment whose configuration names no arm: profile looked up, predictor, simulation."""
+    _profile(directory / "profile")
+    _predictor(directory / "predictor")
+    machine = {"source": f"aiconfigurator-core on {system}; not this machine", "versions": {}, "hostname": "node0"}
+    _json(directory / "profile" / "machine.json", machine)
+    model = {"source": "Llama-3.1-8B", "dtype": "bfloat16"}
+    profile = {"source": "aiconfigurator", "system": system}
+    sizes = [int(arm[2:]) for arm in seconds if arm[2:].isdigit()]
+    _json(directory / "config" / "profile.json", {"ranks": 8, "tp_sizes": sizes, "model": model, "profile": profile})
+    lengths = {"kind": "lognormal", "mu": 7.916, "sigma": 0.887}
+    _json(directory / "config" / "simulate.json", {"ranks": 8, "simulate": {"lengths": lengths}})
+    _json(directory / "config" / "report.json", {"arms": []})
+    return write_simulation(directory, seconds)
+
+
+def _simulated_switch(at_s: float) -> dict:
+    return {
+        "node": 0,
+        "at_s": at_s,
+        "tp_from": 1,
+        "tp_to": 2,
+        "unfinished": 4,
+        "kv": "migrate",
+        "cost_s": 0.5,
+        "predicted_saving_s": 5.0,
+        "predicted_cost_s": 0.4,
+    }
 
 
 def _arm(directory: Path, generation: Sequence[float], lengths: Sequence[int], switches: int) -> None:

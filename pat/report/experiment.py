@@ -1,7 +1,9 @@
 """Reads the finished stages of one experiment from results/EXPERIMENT/ and checks that they are complete."""
 
+import csv
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,7 @@ SWITCHES = (
     "iteration", "switch", "tp_from", "tp_to", "at_s", "unfinished", "kv_tokens_moved",
     "kv_tokens_recomputed", "total_s", "predicted_saving_s", "predicted_cost_s", "realised_saving_s", *PHASES,
 )  # fmt: skip
+SIMULATED = ("arm", "repeat", "gen_s", "schedule", "live")
 
 
 @dataclass(frozen=True)
@@ -39,20 +42,52 @@ class Arm:
 
 
 @dataclass(frozen=True)
+class Simulated:
+    """The stage simulate: summary.json, and the rows of arms.parquet (a row for each arm and repeat)."""
+
+    summary: dict
+    rows: pl.DataFrame
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a stage took: seconds, largest resident memory in MiB (None where not seen), and its log."""
+
+    name: str
+    seconds: float
+    memory_mib: float | None
+    log: str | None  # relative to the experiment's folder
+
+
+@dataclass(frozen=True)
 class Experiment:
     """What the report is made of. Optional parts are None where their stage was not run."""
 
-    hardware: dict
+    name: str
+    hardware: dict | None  # None if nothing was trained
     arms: dict[str, Arm]  # static sizes in ascending order, then the others, `pat` last
     not_run: tuple[str, ...]  # arms that the configuration names and that have no results
     predictor_errors: dict | None
     predictor_fit: bytes | None  # PNG
-    simulated: dict | None
+    simulated: Simulated | None
+    settings: dict[str, dict]  # by stage, what it read of the configuration
+    profiled: dict | None  # profile/machine.json
+    rollouts: dict | None  # results/bench/rollout.json: real generation stages beside simulated ones
+    stages: tuple[Stage, ...]
 
     @property
     def config(self) -> dict:
-        """The configuration that the arms ran with, taken together: a static arm's lacks the policy."""
-        return {key: value for arm in self.arms.values() for key, value in arm.run["config"].items()}
+        """The configuration that the arms ran with, taken together: a static arm's lacks the policy.
+
+        Without arms, what profile and simulation ran with.
+        """
+        if self.arms:
+            return {key: value for arm in self.arms.values() for key, value in arm.run["config"].items()}
+        merged: dict = {}
+        for stage in ("profile", "simulate"):
+            for key, value in self.settings.get(stage, {}).items():
+                merged[key] = {**merged.get(key, {}), **value} if isinstance(value, dict) else value
+        return merged
 
     @property
     def statics(self) -> list[Arm]:
@@ -60,29 +95,67 @@ class Experiment:
 
 
 def load(directory: Path) -> Experiment:
-    """Reads an experiment. FileNotFoundError or ValueError name the file that is missing or unusable."""
-    hardware = _json(directory / "hardware.json")
+    """Reads an experiment. FileNotFoundError or ValueError name the file that is missing or unusable.
+
+    A configuration without arms trains nothing: then the simulation must be there.
+    """
     found = [path.parent.name for path in directory.glob("train/*/iterations.parquet")]
-    report_config = directory / "config" / "report.json"
-    wanted = _json(report_config).get("arms", found) if report_config.exists() else found
+    settings = {path.stem: _json(path) for path in sorted((directory / "config").glob("*.json"))}
+    wanted = settings.get("report", {}).get("arms", found)
     names = [name for name in wanted if name in found]
-    if not names:
+    simulation = directory / "simulate" / "summary.json"
+    if not names and (wanted or not simulation.exists()):
         missing = ", ".join(str(directory / "train" / name / "iterations.parquet") for name in wanted or ["ARM"])
         raise FileNotFoundError(f"no arm has been trained: {missing} is missing")
     arms = sorted((load_arm(directory / "train" / name) for name in names), key=_order)
-    fit, simulated = directory / "predictor" / "fit.png", directory / "simulate" / "summary.json"
+    fit = directory / "predictor" / "fit.png"
     errors = directory / "predictor" / "errors.json"
-    needs_predictor = any(arm.name == "pat" for arm in arms)
+    profiled = directory / "profile" / "machine.json"
+    rollouts = directory.parent / "bench" / "rollout.json"
+    needs_predictor = not arms or any(arm.name == "pat" for arm in arms)
     if needs_predictor and not fit.exists():
         raise FileNotFoundError(f"{fit} is missing")
     return Experiment(
-        hardware=hardware,
+        name=directory.resolve().name,
+        hardware=_json(directory / "hardware.json") if arms else None,
         arms={arm.name: arm for arm in arms},
         not_run=tuple(name for name in wanted if name not in found),
         predictor_errors=_json(errors) if needs_predictor or errors.exists() else None,
         predictor_fit=fit.read_bytes() if fit.exists() else None,
-        simulated=_json(simulated) if simulated.exists() else None,
+        simulated=_simulated(directory / "simulate") if simulation.exists() else None,
+        settings=settings,
+        profiled=_json(profiled) if profiled.exists() else None,
+        rollouts=_json(rollouts) if rollouts.exists() else None,
+        stages=tuple(_stages(directory)),
     )
+
+
+def _simulated(directory: Path) -> Simulated:
+    return Simulated(_json(directory / "summary.json"), _parquet(directory / "arms.parquet", SIMULATED))
+
+
+def _stages(directory: Path) -> Iterator[Stage]:
+    """The stages that ran under Snakemake, in the order in which they ended; not how settings were written."""
+    for path in sorted((directory / "benchmarks").glob("*.tsv"), key=lambda path: (path.stat().st_mtime, path.name)):
+        seconds, memory = benchmark(path)
+        if seconds is not None and not path.stem.startswith(("config-", "track-", "report")):
+            log = Path("logs") / f"{path.stem}.log"
+            yield Stage(path.stem, seconds, memory, str(log) if (directory / log).exists() else None)
+
+
+def benchmark(path: Path) -> tuple[float | None, float | None]:
+    """Seconds and largest resident memory (MiB) from a Snakemake benchmark; None where it has no number."""
+    if not path.exists():
+        return None, None
+    with path.open() as lines:
+        row = next(csv.DictReader(lines, delimiter="\t"), {})
+    numbers = []
+    for key in ("s", "max_rss"):
+        try:
+            numbers.append(float(row[key]))
+        except (KeyError, ValueError):  # Snakemake writes "-" or "NA" for what it could not see
+            numbers.append(None)
+    return numbers[0], numbers[1]
 
 
 def _order(arm: Arm) -> tuple:

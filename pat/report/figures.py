@@ -3,16 +3,16 @@
 import matplotlib
 import numpy as np
 import polars as pl
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from pat.report import figures_simulated
 from pat.report.experiment import PHASES, Experiment
 from pat.report.style import PART_COLOURS, RC, arm_colours
+from pat.report.style import plain_figure as _figure
 from pat.report.summary import kept_iterations, live_batch, live_switches, typical_iteration
 from pat.report.wording import number
 
-WIDTH = 5.6  # inches; also readable when a phone shows it at 60 %
 PARTS = {
     "generation": "gen_s",
     "old log-prob": "old_log_prob_s",
@@ -24,17 +24,20 @@ MAX_LABELS = 4
 
 def draw(experiment: Experiment, summary: dict) -> dict[str, Figure | None]:
     """All figures by name."""
+    simulated = figures_simulated.draw(experiment)
+    if not experiment.arms:
+        return simulated | {"headline": simulated["simulated"], "simulated": None}
     colours = arm_colours(list(experiment.arms))
     with matplotlib.rc_context(RC):
         return {
-            "generation": generation(experiment, summary, colours),
+            "headline": generation(experiment, summary, colours),
             "live_batch": live(experiment, colours),
             "lengths": lengths(experiment, colours),
             "iteration": iteration(experiment),
             "savings": savings(experiment, colours),
             "switch_cost": switch_cost(experiment),
             "reward": reward(experiment, colours),
-        }
+        } | simulated
 
 
 def generation(experiment: Experiment, summary: dict, colours: dict[str, str]) -> Figure:
@@ -176,11 +179,6 @@ def reward(experiment: Experiment, colours: dict[str, str]) -> Figure:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend()
     return figure
-
-
-def _figure(height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    return figure, figure.subplots()
 
 
 def _nested_widths(experiment: Experiment) -> np.ndarray:

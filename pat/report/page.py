@@ -2,18 +2,21 @@
 
 import base64
 import json
+import os
 import re
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from pat.report import experiment as experiment_files
-from pat.report import figures, setup, style, wording
+from pat.report import figures, setup, simulation, style, wording
 from pat.report.experiment import Experiment
 from pat.report.summary import live_switches, summarise
-from pat.report.wording import DASH, count, number, percent, share
+from pat.report.wording import DASH, count, duration, number, percent, share
 
 # key, label, unit, whether less or more is better (None: neither), how a value is written
 TABLE = (
@@ -32,6 +35,7 @@ TABLE = (
 )
 ROLES = (("default", "Default (lowest tp)"), ("worst_static", "Worst static"), ("best_static", "Best static"))
 MAX_SWITCH_ROWS = 40
+LOCAL_UI = "http://127.0.0.1:5000"  # make ui
 
 
 def run(experiment_dir: Path, title: str, out: Path) -> None:
@@ -42,7 +46,14 @@ def run(experiment_dir: Path, title: str, out: Path) -> None:
     """
     experiment = experiment_files.load(Path(experiment_dir))
     summary = {"title": title} | summarise(experiment)
-    summary["answer"] = {what: wording.answer(summary, what) for what in wording.DURATIONS}
+    summary["published"] = [
+        row | {"result": asdict(row["result"])} for row in simulation.beside_published(experiment, summary["arms"])
+    ]
+    if experiment.arms:
+        summary["answer"] = {what: wording.answer(summary, what) for what in wording.DURATIONS}
+    else:
+        summary["answer"] = {"gen": simulation.simulated_answer(experiment.simulated.summary), "iteration": None}
+    summary["verdict"] = wording.verdict(summary["fastest"] or summary["simulated"]["fastest"], summary["matched"])
     drawn = {name: figure for name, figure in figures.draw(experiment, summary).items() if figure}
     images = {f"{name}.png": style.png(figure) for name, figure in drawn.items()}
     html = render(experiment, summary, {name: Markup(style.svg(figure, name)) for name, figure in drawn.items()})
@@ -67,20 +78,27 @@ def render(experiment: Experiment, summary: dict, svgs: dict[str, Markup]) -> st
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "percent": percent, "count": count, "glue": _glue}
+    environment.filters |= {"number": number, "percent": percent, "count": count, "glue": _glue, "length_of": duration}
+    environment.filters |= {"arm_label": simulation.label}
     switches = [
         {"arm": name} | row for name, arm in experiment.arms.items() for row in live_switches(arm).iter_rows(named=True)
     ]
     fit = experiment.predictor_fit
+    simulated = experiment.simulated.summary if experiment.simulated else None
+    policies = simulation.policies(simulated["arms"]) if simulated else []
+    published = simulation.beside_published(experiment, summary["arms"])
     return environment.get_template("report.html.j2").render(
         title=summary["title"],
+        name=experiment.name,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         model=setup.model_name(experiment),
+        machine=setup.machine_name(experiment),
+        trained=bool(experiment.arms),
         summary=summary,
         settled=wording.settled(summary),
         cautions=wording.cautions(experiment, summary),
         setup=setup.rows(experiment),
-        colours=style.arm_colours(list(experiment.arms)),
+        colours=style.arm_colours([*experiment.arms]) | style.arm_colours(policies),
         table=_table(summary),
         gains=_gains(summary),
         prob_diffs={name: values["prob_diff_max"] for name, values in summary["arms"].items()},
@@ -89,7 +107,31 @@ def render(experiment: Experiment, summary: dict, svgs: dict[str, Markup]) -> st
         fit=f"data:image/png;base64,{base64.b64encode(fit).decode()}" if fit else None,
         switches=switches[:MAX_SWITCH_ROWS],
         switches_left_out=max(0, len(switches) - MAX_SWITCH_ROWS),
+        simulated=simulated,
+        policies=policies,
+        changed=simulation.ablations(simulated["arms"]) if simulated else [],
+        simulated_says=_simulated_says(experiment),
+        published=published,
+        published_says=simulation.published_sentences(published),
+        rollouts=experiment.rollouts,
+        stages=experiment.stages,
+        mlflow=_mlflow(experiment.name),
     )
+
+
+def _simulated_says(experiment: Experiment) -> list[str]:
+    """The outcome of the simulation in sentences; where nothing was trained the first of them heads the page."""
+    if experiment.simulated is None:
+        return []
+    summary = experiment.simulated.summary
+    return [*([simulation.simulated_answer(summary)] if experiment.arms else []), simulation.limit(summary)]
+
+
+def _mlflow(name: str) -> str:
+    """Where MLflow shows the experiment: the server that jobs log to, else the one that `make ui` starts."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI", "")
+    base = uri.rstrip("/") if uri.startswith(("http://", "https://")) else LOCAL_UI
+    return f"{base}/#/experiments?experimentSearchFilter={quote(name)}"
 
 
 def _glue(text: str) -> str:
@@ -135,4 +177,5 @@ def _gains(summary: dict) -> list[dict]:
         {"arm": "simulated", "gain": summary["gain_pct"][what]["oracle"], "spread": None} for what in wording.DURATIONS
     ]
     rows.append({"label": "Oracle (knows the lengths)", "cells": oracle})
-    return rows if any(cell["gain"] is not None for row in rows for cell in row["cells"]) else []
+    known = any(cell["gain"] is not None for row in rows for cell in row["cells"])
+    return rows if known and "pat" in summary["arms"] else []

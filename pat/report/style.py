@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 # Text stays text: the page's own (narrower) font replaces the one that the layout was computed with.
@@ -25,16 +26,25 @@ RC = {
     "legend.frameon": False,
     "lines.linewidth": 1.8,
 }
+WIDTH = 5.6  # inches; also readable when a phone shows it at 60 %
 PAT_COLOUR = "#d1495b"
 STATIC_COLOURS = ("#8d99ae", "#2e6f9e", "#2a9d8f", "#6a4c93", "#b08900", "#1d3557")
+ORACLE_COLOUR = "#1f2328"
 PART_COLOURS = ("#2e6f9e", "#8fb8d6", "#e0a458", "#2a9d8f", "#6a4c93", "#d1495b", "#8d99ae")
 
 
 def arm_colours(arms: Sequence[str]) -> dict[str, str]:
-    """PAT has the accent colour; the others have their place's in the order of the arms."""
-    others = [name for name in arms if name != "pat"]
+    """PAT has the accent colour, the oracle is black; the others have their place's in the order of the arms."""
+    fixed = {"pat": PAT_COLOUR, "oracle": ORACLE_COLOUR}
+    others = [name for name in arms if name not in fixed]
     colours = {name: STATIC_COLOURS[i % len(STATIC_COLOURS)] for i, name in enumerate(others)}
-    return colours | ({"pat": PAT_COLOUR} if "pat" in arms else {})
+    return colours | {name: colour for name, colour in fixed.items() if name in arms}
+
+
+def plain_figure(height: float) -> tuple[Figure, Axes]:
+    """A figure of the page's width, `height` inches high, with one pair of axes."""
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    return figure, figure.subplots()
 
 
 def svg(figure: Figure, name: str) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 import polars as pl
 
+from pat.predictor.calibration import calibrate, gap
+from pat.report import simulation
 from pat.report.experiment import Arm, Experiment
 
 METRICS = {
@@ -39,12 +41,14 @@ def summarise(experiment: Experiment) -> dict:
     """
     kept = {name: kept_iterations(arm.iterations) for name, arm in experiment.arms.items()}
     references = {what: _references(experiment.statics, kept, column) for what, column in COMPARED.items()}
+    simulated = experiment.simulated.summary if experiment.simulated else None
     return {
         "arms": {name: medians(frame) for name, frame in kept.items()},
+        "fastest": fastest({name: frame.select(key="iteration", seconds="gen_s") for name, frame in kept.items()}),
         "spread": {name: _spread(frame) for name, frame in kept.items()},
         "references": references,
         "gain_pct": {
-            what: _gains(kept, references[what], column) | {"oracle": _oracle_gain(experiment.simulated, column)}
+            what: _gains(kept, references[what], column) | {"oracle": _oracle_gain(simulated, column)}
             for what, column in COMPARED.items()
         },
         "gain_spread_pct": {what: _gain_spreads(kept, references[what], column) for what, column in COMPARED.items()},
@@ -53,6 +57,70 @@ def summarise(experiment: Experiment) -> dict:
         },
         "kept_iterations": {name: frame["iteration"].to_list() for name, frame in kept.items()},
         **_matched(experiment.arms, kept),
+        "simulated": _simulated(experiment),
+        "calibration": _calibration(experiment),
+    }
+
+
+def fastest(seconds: Mapping[str, pl.DataFrame]) -> dict | None:
+    """The arm with the lowest median, and whether that is settled. None without arms.
+
+    seconds: by arm, rows (key, seconds); equal keys are the same work. {"arm", "seconds", "runner_up", "lead_pct",
+    "every": whether it beat the next arm each time both did the same work, at least twice}; None where there is
+    no second arm.
+    """
+    middle = {name: frame["seconds"].median() for name, frame in seconds.items()}
+    if not middle:
+        return None
+    first, *others = sorted(middle, key=middle.get)
+    if not others:
+        return {"arm": first, "seconds": middle[first], "runner_up": None, "lead_pct": None, "every": None}
+    pairs = seconds[first].join(seconds[others[0]], on="key", suffix="_next")
+    return {
+        "arm": first,
+        "seconds": middle[first],
+        "runner_up": others[0],
+        "lead_pct": gain_pct(middle[first], middle[others[0]]),
+        "every": len(pairs) > 1 and bool((pairs["seconds"] < pairs["seconds_next"]).all()),
+    }
+
+
+def calibration(experiment: Experiment) -> pl.DataFrame:
+    """Rows (iteration, tokens, predicted, observed, responses) of the length model, learnt as pat learns it.
+
+    From the responses of the last arm (pat, where it ran); empty where only one iteration was run, or none.
+    """
+    rollout = experiment.config.get("rollout") or {}
+    arm = list(experiment.arms.values())[-1] if experiment.arms else None
+    cap = rollout.get("max_response")
+    if arm is None or cap is None:
+        return pl.DataFrame(schema={"responses": pl.Int64})
+    # Replayed lengths end by a limit of their own; only the common one cuts.
+    reason = pl.when(pl.col("response_tokens") < cap).then(pl.lit("stop")).otherwise(pl.lit("length"))
+    return calibrate(arm.requests.select("iteration", "response_tokens", finish_reason=reason), cap)
+
+
+def _calibration(experiment: Experiment) -> dict | None:
+    """Mean and largest difference of predicted and observed shares of unfinished responses, in 0..1."""
+    rows = calibration(experiment)
+    found = gap(rows)
+    if found is None:
+        return None
+    counted = rows.group_by("iteration").agg(pl.col("responses").first())["responses"].sum()
+    return {"mean": found.mean, "largest": found.largest, "responses": counted}
+
+
+def _simulated(experiment: Experiment) -> dict | None:
+    """What the page says of the simulation; the whole is in simulate/summary.json."""
+    if experiment.simulated is None:
+        return None
+    summary, rows = experiment.simulated.summary, experiment.simulated.rows
+    runnable = [name for name in summary["arms"] if simulation.runnable(name)]
+    seconds = {name: rows.filter(arm=name).select(key="repeat", seconds="gen_s") for name in runnable}
+    return {key: summary[key] for key in ("default", "worst_static", "best_static", "gain_pct")} | {
+        "gen_s": {name: values["gen_s"] for name, values in summary["arms"].items()},
+        "regret_pct": summary["regret_pct"],
+        "fastest": fastest(seconds),
     }
 
 
@@ -161,8 +229,8 @@ def _matched(arms: Mapping[str, Arm], kept: Mapping[str, pl.DataFrame]) -> dict:
     `matched` is the share of responses that have a partner of equal length in every arm, `matched_iterations`
     those in which all do. Arms that generate different lengths do different work: their times do not compare.
     """
-    shared = _shared(kept)
-    if len(arms) < 2 or not shared:
+    shared = _shared(kept) if len(arms) > 1 else []
+    if not shared:
         return {"matched": None, "matched_iterations": []}
     common = total = 0
     equal = []

@@ -31,11 +31,23 @@ def share(value: float | None) -> str:
 
 def percent(value: float | None) -> str:
     """A signed percentage; a dash for None."""
-    return DASH if value is None else f"{value:+.1f} %".replace("-", "\N{MINUS SIGN}")
+    if value is None:
+        return DASH
+    rounded = round(value, 1) or 0.0  # no minus zero
+    return f"{rounded:+.1f} %".replace("-", "\N{MINUS SIGN}") if rounded else "0.0 %"
 
 
-def answer(summary: dict, what: str = "gen") -> str:
-    """The outcome in one sentence. `what` is "gen" or "iteration"."""
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds, as many of them as say something."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def answer(summary: dict, what: str = "gen", subject: str | None = None) -> str:
+    """The outcome in one sentence. `what` is "gen" or "iteration"; `subject` is what takes the time."""
+    subject = subject or DURATIONS[what]
     column = f"{what}_s"
     arms, references = summary["arms"], summary["references"][what]
     seconds = {name: f"{number(values[column])} s" for name, values in arms.items()}
@@ -43,8 +55,8 @@ def answer(summary: dict, what: str = "gen") -> str:
     if "pat" not in arms:
         fastest = min(arms, key=lambda name: arms[name][column])
         listed = ", ".join(f"{name} {seconds[name]}" for name in arms)
-        return f"{DURATIONS[what]} was fastest with {fastest} ({listed}); the arm pat was not run."
-    start = f"{DURATIONS[what]} takes {seconds['pat']} with pat"
+        return f"{subject} was fastest with {fastest} ({listed}); the arm pat was not run."
+    start = f"{subject} takes {seconds['pat']} with pat"
     if best is None:
         return f"{start}; no static size was run to compare it with."
     gains = summary["gain_pct"][what]
@@ -62,6 +74,26 @@ def _versus(gain: float) -> str:
     if abs(gain) < EQUAL_PCT:
         return f"within {EQUAL_PCT:g} % of"
     return f"{abs(gain):.1f} % {'less' if gain > 0 else 'more'} time than"
+
+
+def verdict(fastest: dict, matched: float | None) -> str:
+    """Which arm won (`pat.report.summary.fastest`), in a few words that stand by themselves.
+
+    matched: share of responses that have a partner of equal length in every arm; None where nothing is to match.
+    """
+    unequal = " (unequal lengths)" if matched is not None and matched < 1 else ""
+    return _verdict(fastest) + unequal
+
+
+def _verdict(fastest: dict) -> str:
+    arm, other = fastest["arm"], fastest["runner_up"]
+    if other is None:
+        return f"{arm}: {number(fastest['seconds'])} s"
+    if fastest["lead_pct"] < EQUAL_PCT:
+        return f"{arm} and {other} within {EQUAL_PCT:g} %"
+    if not fastest["every"]:
+        return f"not settled, {arm} or {other}"
+    return f"{arm} fastest, {fastest['lead_pct']:.1f} % ahead of {other}"
 
 
 def settled(summary: dict) -> str | None:
@@ -84,6 +116,8 @@ def settled(summary: dict) -> str | None:
 
 def cautions(experiment: Experiment, summary: dict) -> list[str]:
     """What a reader must know before quoting the numbers."""
+    if not experiment.arms:
+        return _simulated_only(experiment)
     notes = [_warm_up(experiment, summary), _matched_lengths(summary)]
     counts = {name: len(kept) for name, kept in summary["kept_iterations"].items()}
     if len(set(counts.values())) > 1:
@@ -102,6 +136,20 @@ def cautions(experiment: Experiment, summary: dict) -> list[str]:
         notes.append(f"Responses cut off by the length limit: {listed} (median share of an iteration).")
     if not any(node.get("devices") for node in experiment.hardware["nodes"]):
         notes.append("This machine has no accelerator: ranks are CPU processes. Nothing here was measured on a GPU.")
+    return [note for note in notes if note]
+
+
+def _simulated_only(experiment: Experiment) -> list[str]:
+    """The same where nothing was trained."""
+    summary, origin = experiment.simulated.summary, (experiment.profiled or {}).get("source")
+    stage = summary["stage"]
+    notes = [
+        "Nothing was run on the machine that this is about: a generation stage was replayed from a model of its step "
+        "times and switch costs. Scoring and the policy update are not in it.",
+        f"Step times: {origin}." if origin else "",
+        f"Medians of {count(stage['repeats'])} iterations, each with response lengths of its own; in each, all arms "
+        "have the same.",
+    ]
     return [note for note in notes if note]
 
 
@@ -136,11 +184,12 @@ def _warm_up(experiment: Experiment, summary: dict) -> str:
     alone = [name for name, arm in experiment.arms.items() if len(arm.iterations) == 1]
     counts = sorted({len(kept) for kept in summary["kept_iterations"].values()})
     if not alone:
-        size = " or ".join(map(str, counts))
-        plural = "iteration" if counts == [1] else "iterations"
+        left_out = "The first iteration of each arm is warm-up and left out"
+        if counts == [1]:
+            return f"{left_out}: all numbers are of a single iteration."
         return (
-            "The first iteration of each arm is warm-up and left out; numbers are medians over the other "
-            f"{size} {plural}, with minimum and maximum."
+            f"{left_out}; numbers are medians over the other {' or '.join(map(str, counts))} iterations, with "
+            "minimum and maximum."
         )
     return (
         f"{', '.join(alone)} ran one iteration only, so it is kept although it includes the warm-up. "

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pat.report.experiment import load
 from pat.report.summary import live_batch, live_switches, summarise, typical_iteration
-from tests.synthetic import GENERATION, LENGTHS, write_experiment
+from tests.synthetic import GENERATION, LENGTHS, write_experiment, write_simulation
 
 
 @pytest.fixture
@@ -74,9 +74,7 @@ def test_what_was_not_run_has_no_gain(tmp_path, arms):
 
 def test_the_oracle_is_compared_with_pat_where_both_were_simulated(tmp_path):
     write_experiment(tmp_path)
-    (tmp_path / "simulate").mkdir()
-    simulated = {"arms": {"pat": {"gen_s": 11.0}, "oracle": {"gen_s": 10.0}}}
-    (tmp_path / "simulate" / "summary.json").write_text(json.dumps(simulated))
+    write_simulation(tmp_path, {"tp1": 12.0, "pat": 11.0, "oracle": 10.0})
     summary = summarise(load(tmp_path))
     assert summary["gain_pct"]["gen"]["oracle"] == pytest.approx(-10)
     assert summary["gain_pct"]["iteration"]["oracle"] is None
@@ -94,6 +92,36 @@ def test_a_part_of_the_predictor_that_could_not_be_held_out_has_no_error(tmp_pat
     path.write_text(json.dumps({"decode": {"1": {"median_abs_pct": 2, "p90_abs_pct": 3, "n": 1}, "2": nothing}}))
     errors = summarise(load(tmp_path))["predictor_error_pct"]
     assert errors == {"decode": 2, "prefill": None, "switch": None}
+
+
+@pytest.mark.parametrize(
+    ("generation", "fastest"),
+    [
+        ({"tp1": (9.0, 4.0, 4.0), "pat": (9.0, 3.0, 3.5)}, ("pat", "tp1", True)),
+        ({"tp1": (9.0, 4.0, 4.0), "tp2": (9.0, 5.0, 3.5), "pat": (9.0, 6.0, 6.5)}, ("tp1", "tp2", False)),
+        ({"tp1": (9.0, 4.0), "pat": (9.0, 3.0)}, ("pat", "tp1", False)),  # once is not often enough
+        ({"tp1": (9.0, 4.0)}, ("tp1", None, None)),
+    ],
+)
+def test_the_fastest_arm_and_whether_that_is_settled(tmp_path, generation, fastest):
+    found = summarise(load(write_experiment(tmp_path, generation)))["fastest"]
+    assert (found["arm"], found["runner_up"], found["every"]) == fastest
+
+
+def test_what_knows_the_lengths_or_was_changed_cannot_be_the_fastest(tmp_path):
+    write_experiment(tmp_path)
+    write_simulation(tmp_path, {"tp1": 12.0, "pat": 11.0, "oracle": 9.0, "threshold-best": 9.5, "threshold": 13.0,
+                                "pat-lengths-x2": 10.0})  # fmt: skip
+    found = summarise(load(tmp_path))["simulated"]["fastest"]
+    assert (found["arm"], found["runner_up"], found["every"]) == ("pat", "tp1", True)
+    assert found["lead_pct"] == pytest.approx(100 / 12)
+
+
+def test_the_length_model_is_held_against_what_came(tmp_path):
+    summary = summarise(load(write_experiment(tmp_path)))
+    assert summary["calibration"]["responses"] == 3 * len(LENGTHS)  # the first iteration has nothing before it
+    assert 0 <= summary["calibration"]["mean"] <= summary["calibration"]["largest"] < 0.2  # equal lengths each time
+    assert summarise(load(write_experiment(tmp_path / "one", {"pat": (3.0,)})))["calibration"] is None
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,28 @@ def test_unmatched_lengths_show_the_work_of_each_arm(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("fastest", "matched", "words"),
+    [
+        (("pat", "tp2", 4.8, True), 1.0, "pat fastest, 4.8 % ahead of tp2"),
+        (("tp2", "pat", 4.8, False), None, "not settled, tp2 or pat"),
+        (("tp2", "pat", 0.8, True), None, "tp2 and pat within 1 %"),
+        (("tp2", None, None, None), None, "tp2: 3.00 s"),
+        (("pat", "tp2", 4.8, True), 0.9, "pat fastest, 4.8 % ahead of tp2 (unequal lengths)"),
+    ],
+)
+def test_the_verdict_is_no_stronger_than_the_numbers(fastest, matched, words):
+    names = ("arm", "runner_up", "lead_pct", "every")
+    assert wording.verdict(dict(zip(names, fastest, strict=True)) | {"seconds": 3.0}, matched) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(3.4, "3 s"), (59.4, "59 s"), (61, "1 min 1 s"), (3599.7, "1 h 0 min"), (7380, "2 h 3 min")]
+)
+def test_durations(value, text):
+    assert wording.duration(value) == text
+
+
+@pytest.mark.parametrize(
     ("value", "text"),
     [
         (None, "\N{EN DASH}"),
