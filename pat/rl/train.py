@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pat import provenance
+from pat import provenance, usage
 from pat.logged import telling_lines
 from pat.rl import collect, job, nodes, processes, resume
 
@@ -41,7 +41,7 @@ def run(cfg, experiment: Path, arm: str) -> None:
             print(f"{arm}: {begin.done} of {cfg.train.iterations} iterations are there already", flush=True)
         if begin.done < cfg.train.iterations:
             variables = job.variables(out, cfg.train.nodes)
-            with _ray(cfg, out, variables) as (ray, variables, check):
+            with _ray(cfg, out, variables) as (ray, variables, check), usage.sampled(out / "usage.parquet"):
                 checkpoints = resume.folder(experiment, arm)
                 values = job.overrides(cfg, experiment, arm, out, ray, checkpoints, begin.checkpoint)
                 _run(job.command(values), variables, cfg, arm, out, begin.done, check)
