@@ -157,7 +157,7 @@ def _on_one_clock(generation: dict) -> dict:
 
     return generation | {
         "requests": [moved(request, "arrive", "finish") for request in generation["requests"]],
-        "switches": [moved(switch, "asked", "start", "end") for switch in generation["switches"]],
+        "switches": [moved(switch, "asked", "end") for switch in generation["switches"]],
         "steps": steps | {"start": [start + clock for start in steps["start"]]},
     }
 

@@ -92,7 +92,7 @@ def _run(
             command, env=variables, stdout=file, stderr=subprocess.STDOUT, preexec_fn=processes.end_with_parent
         )
     try:
-        progress = Progress(arm, iterations, out, done)
+        progress = Progress(arm, iterations, out, done, cfg.train.nodes)
         while process.poll() is None:
             time.sleep(POLL_S)
             progress.show()
@@ -111,8 +111,8 @@ def _run(
 class Progress:
     """A line when a generation has ended and one when its iteration has, with the time that is left."""
 
-    def __init__(self, arm: str, iterations: int, out: Path, done: int = 0) -> None:
-        self.arm, self.iterations, self.out = arm, iterations, out
+    def __init__(self, arm: str, iterations: int, out: Path, done: int = 0, servers: int = 1) -> None:
+        self.arm, self.iterations, self.out, self.servers = arm, iterations, out, servers
         self.done = self._before = done
         self._seen = {file.name for file in self._generations()}  # that were shown
         self._started = self._moved = time.monotonic()
@@ -128,7 +128,8 @@ class Progress:
             if file.name not in self._seen:
                 self._seen.add(file.name)
                 generation = json.loads(file.read_text())
-                self._say(generation["iteration"], collect.describe(generation))
+                where = f"server {generation['replica']}: " if self.servers > 1 else ""
+                self._say(generation["iteration"], where + collect.describe(generation))
         for line in collect.verl_lines(self.out)[self.done :]:
             self.done += 1
             now = time.monotonic()

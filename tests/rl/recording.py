@@ -28,7 +28,6 @@ def switch(asked, unfinished=2, live=(), saving=None, cost=None, tp_from=1, tp_t
         "tp_to": tp_to,
         "kv": "migrate",
         "asked": asked,
-        "start": asked + 0.01,
         "end": asked + total_s,
         "unfinished": unfinished,
         "kv_tokens_moved": 30,
