@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -94,7 +95,9 @@ class Bench:
     """Replays workloads on one engine, and in the simulator on ``machine``, which is what the engine runs on."""
 
     def __init__(self, engine, machine: Machine, deadline_s: float = 900.0) -> None:
-        self.engine, self.machine, self.deadline_s = engine, machine, deadline_s
+        chunk = engine.server_args.chunked_prefill_size
+        self.machine = replace(machine, prefill_tokens=chunk) if chunk and chunk > 0 else machine
+        self.engine, self.deadline_s = engine, deadline_s
 
     def warm_up(self, replay: Replay, arms: Mapping[str, policies.Policy]) -> None:
         """A few tokens in each arm allocate what a first time allocates; no policy learns from them."""
@@ -103,9 +106,8 @@ class Bench:
 
     def run(self, replay: Replay, arms: Mapping[str, policies.Policy], repeat: int) -> dict:
         """One repeat: {"arms": {name: result of a generation}, "predicted": {name: seconds}, "oracle_s", "steps"}."""
-        requests = Requests.of(
-            replay.lengths, [len(prompt) for prompt in replay.prompts], replay.cap, replay.samples_per_prompt
-        )
+        # Samples of one prompt that are admitted to one prefill step do not find each other's KV, and all are here.
+        requests = Requests.of(replay.lengths, [len(prompt) for prompt in replay.prompts], replay.cap)
         results, simulated, steps = {}, {}, []
         for name in rotated(list(arms), repeat):
             simulated[name] = self._simulate(arms[name], requests)

@@ -76,7 +76,8 @@ def points(cfg, repeat: int) -> Iterator[Point]:
     for tokens in prefill:
         for tp in sizes:
             yield Prefill(tp, 1, tokens)
-    for requests, tokens in sorted({(min(4, batches[-1]), prefill[0]), (batches[-1], prefill[len(prefill) // 2])}):
+    most = batches[-1]  # as many as arrive at once when a generation begins
+    for requests, tokens in sorted({(min(4, most), prefill[0]), (most, prefill[0]), (most, prefill[-1])}):
         for tp in sizes:
             yield Prefill(tp, requests, tokens)
     if repeat == 0:

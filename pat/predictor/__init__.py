@@ -30,6 +30,7 @@ class Predictor:
             },
             "prefill": {
                 str(tp): {"tokens": _pack(curve), "rates": self.prefill.rates[tp]}
+                | ({"length": _pack(length)} if (length := self.prefill.by_length.get(tp)) else {})
                 for tp, curve in self.prefill.by_tokens.items()
             },
             "switch": [[*pair, *cost] for pair, cost in sorted(self.switch.costs.items())],
@@ -46,6 +47,7 @@ class Predictor:
             decode = {int(tp): (_curve(c["batch"]), _curve(c["context"])) for tp, c in model["decode"].items()}
             both = {int(tp): _surface(*c["both"]) for tp, c in model["decode"].items() if "both" in c}
             prefill = {int(tp): (_curve(c["tokens"]), tuple(c["rates"])) for tp, c in model["prefill"].items()}
+            length = {int(tp): _curve(c["length"]) for tp, c in model["prefill"].items() if "length" in c}
             switch = {(a, b, mode): SwitchCost(*cost) for a, b, mode, *cost in model["switch"]}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
@@ -53,7 +55,7 @@ class Predictor:
             ) from error
         return cls(
             DecodeModel({tp: c[0] for tp, c in decode.items()}, {tp: c[1] for tp, c in decode.items()}, both),
-            PrefillModel({tp: c[0] for tp, c in prefill.items()}, {tp: c[1] for tp, c in prefill.items()}),
+            PrefillModel({tp: c[0] for tp, c in prefill.items()}, {tp: c[1] for tp, c in prefill.items()}, length),
             SwitchModel(switch),
         )
 

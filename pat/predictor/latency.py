@@ -13,7 +13,8 @@ SAMPLES_PER_SEGMENT = 12
 MAX_SEGMENTS = 16
 # A shape with fewer steps than this share of what is usual at its tp is not used.
 MIN_SHARE = 0.5
-# A tp with this many shapes gets a surface too, if a sum of two curves misses one in ten of them by more than this.
+# A tp with this many shapes gets what few samples cannot bear: prefill a curve of the length of a request; decode a
+# surface, if a sum of two curves misses one in ten of them by more than this.
 DENSE_SHAPES, SUM_ERROR = 250, 0.04
 SURFACE_SEGMENTS = 7
 
@@ -72,14 +73,16 @@ class DecodeModel:
 
 @dataclass(frozen=True)
 class PrefillModel:
-    """seconds = fixed + a * requests + g(tokens) + b * prefix + c * attention, one set of numbers a tp.
+    """seconds = fixed + a * requests + g(tokens) + b * prefix + c * attention + h(tokens / requests), for each tp.
 
     attention = tokens * (prefix + tokens / 2) / requests: the score matrix of causal attention, of requests
-    that share tokens and prefix equally.
+    that share tokens and prefix equally. h is left out but where the profile is dense: attention kernels of GPUs
+    take longer for one long request than for many short ones with as many tokens, before they are busy.
     """
 
     by_tokens: dict[int, Curve]  # includes the fixed part
     rates: dict[int, tuple[float, float, float]]  # seconds per request, per cached token, per score
+    by_length: dict[int, Curve] = field(default_factory=dict)  # of new tokens of a request
 
     @property
     def tp_sizes(self) -> tuple[int, ...]:
@@ -94,22 +97,32 @@ class PrefillModel:
         require(tp, self.tp_sizes, "prefill")
         per_request, per_prefix, per_score = self.rates[tp]
         linear = self.by_tokens[tp](tokens) + per_request * requests + per_prefix * prefix
-        return linear + per_score * scores(requests, tokens, prefix)
+        seconds = linear + per_score * scores(requests, tokens, prefix)
+        length = self.by_length.get(tp)
+        return seconds if length is None else seconds + length(tokens / np.maximum(requests, 1))
 
     @classmethod
     def fit(cls, samples: pl.DataFrame) -> "PrefillModel":
         """Fit to rows (tp, requests, tokens, prefix, seconds), one a prefill step."""
-        by_tokens, rates = {}, {}
+        by_tokens, rates, by_length = {}, {}, {}
         for (tp,), shapes in prefill_shapes(samples).group_by("tp", maintain_order=True):
             columns = ("requests", "tokens", "prefix", "seconds")
             requests, tokens, prefix, seconds = (shapes[name].to_numpy() for name in columns)
             knots = spread_knots(tokens)
             others = np.stack([requests, prefix, scores(requests, tokens, prefix)], axis=1)
             features = [np.ones((len(tokens), 1)), increments(tokens, knots), others]
+            segments, lengths = len(knots) - 1, octaves(tokens / requests)
+            if len(shapes) >= DENSE_SHAPES:
+                features.append(np.minimum(increments(tokens / requests, lengths), 1.0))
             fixed, *rest = fit_relative(np.hstack(features), seconds)
-            by_tokens[tp] = Curve.from_increments(knots, rest[:-3], start=fixed)
-            rates[tp] = tuple(map(float, rest[-3:]))
-        return cls(by_tokens, rates)
+            by_tokens[tp] = Curve.from_increments(knots, rest[:segments], start=fixed)
+            rates[tp] = tuple(map(float, rest[segments : segments + 3]))
+            if len(shapes) >= DENSE_SHAPES:
+                rises = rest[segments + 3 :]
+                by_length[tp] = Curve.from_increments(
+                    [*lengths, 2 * lengths[-1]], [*rises, 0.0]
+                )  # level after the last
+        return cls(by_tokens, rates, by_length)
 
 
 def scores(requests: np.ndarray, tokens: np.ndarray, prefix: np.ndarray) -> np.ndarray:

@@ -30,6 +30,8 @@ MACHINES = [
     ("Llama-3.1-8B", "l40s"),
     ("Qwen3-14B", "l40s"),
     ("Llama-3.1-8B", "a100_sxm"),
+    ("Llama-3.1-8B", "b200_sxm"),
+    ("Qwen3-14B", "b200_sxm"),
 ]
 installed = pytest.mark.skipif(
     importlib.util.find_spec(systems.PACKAGE) is None, reason=f"needs the optional {systems.INSTALL}"
