@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -48,6 +49,12 @@ def _stage(stage: str, path: Path, experiment: str | None, out: Path | None) -> 
             names = ", ".join(arm.removeprefix("train-") for arm in arms)
             raise ConfigError(Problem(("--arm",), shown(stage.removeprefix("train-")), f"one of {names}"))
     out.mkdir(parents=True, exist_ok=True)
+    if "SLURM_JOB_ID" in os.environ:
+        from pat import jobs
+        from pat.doctor import check_node
+
+        jobs.note(out, stage)
+        check_node(stage, config)
     return config, out
 
 
@@ -120,8 +127,9 @@ def simulate(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: O
 def report(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out = None) -> None:
     """Write the report that compares the arms."""
     cfg, out = _stage("report", config, experiment, out)
-    from pat import report
+    from pat import jobs, report
 
+    jobs.collect(out)
     report.run(out, cfg.report.title, out / "report")
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,24 +23,34 @@ PACKAGES = ("torch", "sglang", "verl", "ray", "transformers")
 # pyslurm 24.11/25.11: configured_gres is {"gpu:h200": 8}, real_memory is in MiB.
 _PYSLURM = """
 import json, pyslurm
-print(json.dumps([[n.name, n.total_cpus, n.real_memory, n.configured_gres or {}]
+print(json.dumps([[n.name, n.total_cpus, n.real_memory, n.configured_gres or {},
+                   n.partitions or [], n.available_features or []]
                   for n in pyslurm.Nodes.load().values()]))
 """
 
 
-def _output(*command: str) -> str | None:
-    """What ``command`` prints; None if it is not installed, fails or takes over 20 seconds."""
+def output(*command: str, timeout_s: float = 20.0) -> str | None:
+    """What ``command`` prints; None if it is not installed, fails or takes longer than ``timeout_s`` seconds."""
     if shutil.which(command[0]) is None:
         return None
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:
         return None
     return done.stdout if done.returncode == 0 else None
 
 
-def _node(name: str, cpus: int, memory_bytes: int, devices: list, links: str | None = None) -> dict[str, Any]:
-    return {"name": name, "cpus": cpus, "memory_bytes": memory_bytes, "devices": devices, "links": links}
+def _node(
+    name: str,
+    cpus: int,
+    memory_bytes: int,
+    devices: list,
+    links: str | None = None,
+    partitions: Iterable[str] = (),
+    features: Iterable[str] = (),
+) -> dict[str, Any]:
+    node = {"name": name, "cpus": cpus, "memory_bytes": memory_bytes, "devices": devices, "links": links}
+    return node | {"partitions": sorted(partitions), "features": sorted(features)}
 
 
 def _gpus(name: str, count: int) -> list[dict[str, Any]]:
@@ -50,32 +62,55 @@ def from_pyslurm() -> list[dict[str, Any]] | None:
 
     In a process of its own: without a Slurm configuration the library ends the interpreter that imports it.
     """
-    text = _output(sys.executable, "-c", _PYSLURM)
+    text = output(sys.executable, "-c", _PYSLURM)
     if text is None:
         return None
     nodes = []
-    for name, cpus, memory_mib, gres in json.loads(text):
+    for name, cpus, memory_mib, gres, partitions, features in json.loads(text):
         devices = []
         for kind, count in gres.items():
             if kind.partition(":")[0] == "gpu":
                 devices += _gpus(kind.partition(":")[2] or "gpu", int(count))
-        nodes.append(_node(name, cpus, memory_mib * MIB, devices))
+        nodes.append(_node(name, cpus, memory_mib * MIB, devices, None, partitions, features))
     return nodes
 
 
-def from_sinfo() -> list[dict[str, Any]] | None:
-    """Nodes by ``sinfo``, None where it does not answer.
-
-    As text, since the layout of ``sinfo --json`` differs between Slurm releases and this has been stable.
-    """
-    text = _output("sinfo", "--Node", "--noheader", "--format=%N|%c|%m|%G")
-    if not text:
+def pyslurm_mismatch() -> tuple[str, str] | None:
+    """Why an installed pyslurm cannot be used with this Slurm, and what helps; None if there is nothing to say."""
+    slurm = re.search(r"slurm\S* (\d+)\.(\d+)", output("scontrol", "--version") or "")
+    try:
+        installed = version("pyslurm")
+    except PackageNotFoundError:
         return None
-    nodes = {}
-    for line in text.splitlines():  # a node in two partitions is listed twice
-        name, cpus, memory_mib, gres = line.split("|")
-        nodes[name] = _node(name, int(cpus), int(memory_mib.rstrip("+")) * MIB, parse_gres(gres))
-    return list(nodes.values())
+    if slurm is None or output(sys.executable, "-c", _PYSLURM) is not None:
+        return None
+    release = f"{int(slurm[1])}.{int(slurm[2])}"  # as pip spells it: for Slurm 24.05 pyslurm 24.5
+    return (
+        f"pyslurm {installed} does not work with Slurm {slurm[1]}.{slurm[2]}; scontrol is asked instead",
+        f"pip install 'pyslurm=={release}.*', or from its repository where PyPI has none; or pip uninstall pyslurm",
+    )
+
+
+def from_scontrol() -> list[dict[str, Any]] | None:
+    """Nodes by ``scontrol``, None where Slurm does not answer.
+
+    As text: what ``--json`` of Slurm's commands prints differs between releases, and Slurm 22.05's scontrol has none.
+    """
+    text = output("scontrol", "show", "nodes", "--oneliner")
+    nodes = []
+    for line in (text or "").splitlines():
+        fields = dict(re.findall(r"(\w+)=(\S*)", line))
+        if "NodeName" not in fields:
+            continue  # "No nodes in the system"
+        devices = parse_gres(fields.get("Gres", ""))
+        partitions, features = _list(fields.get("Partitions")), _list(fields.get("AvailableFeatures"))
+        memory = int(fields["RealMemory"]) * MIB
+        nodes.append(_node(fields["NodeName"], int(fields["CPUTot"]), memory, devices, None, partitions, features))
+    return nodes or None
+
+
+def _list(text: str | None) -> list[str]:
+    return [part for part in (text or "").split(",") if part not in ("", "(null)")]
 
 
 def parse_gres(text: str) -> list[dict[str, Any]]:
@@ -90,18 +125,18 @@ def parse_gres(text: str) -> list[dict[str, Any]]:
 
 def from_machine() -> list[dict[str, Any]]:
     """This machine: the cores this process may use, its memory, its NVIDIA GPUs and their links."""
-    listing = _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+    listing = output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
     devices = []
     for line in (listing or "").splitlines():
         name, memory_mib = (field.strip() for field in line.rsplit(",", 1))
         devices.append({"kind": "gpu", "name": name, "memory_bytes": int(memory_mib) * MIB})
-    links = _output("nvidia-smi", "topo", "-m") if devices else None
+    links = output("nvidia-smi", "topo", "-m") if devices else None
     cpus, memory = len(os.sched_getaffinity(0)), psutil.virtual_memory().total
     return [_node(socket.gethostname(), cpus, memory, devices, links)]
 
 
 def cpu_model() -> str:
-    for line in (_output("lscpu") or "").splitlines():
+    for line in (output("lscpu") or "").splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "Model name":
             return value.strip()
@@ -121,7 +156,7 @@ def versions() -> dict[str, str | None]:
 
 def discover() -> dict[str, Any]:
     """The contents of ``hardware.json``."""
-    ways = {"pyslurm": from_pyslurm, "slurm": from_sinfo, "local": from_machine}
+    ways = {"pyslurm": from_pyslurm, "slurm": from_scontrol, "local": from_machine}
     source, nodes = next((source, nodes) for source, find in ways.items() if (nodes := find()))
     return {
         "source": source,

@@ -6,7 +6,8 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
@@ -14,11 +15,17 @@ from pathlib import Path
 import psutil
 from rich.console import Console
 
-from pat import cluster, configfile
+from pat import cluster, clusterfile, configfile
+from pat.jobs import node_name
 from pat.problems import ConfigError
 
 GIB = 1 << 30
-PINS = Path(__file__).parents[1] / "envs" / "cpu.txt"
+ENVS = Path(__file__).parents[1] / "envs"
+INSTALL = {"cpu": "make env", "cuda": "uv pip install --no-deps -r envs/cuda.txt"}
+NODE_PACKAGES = ("torch", "sglang", "verl", "transformers", "ray")  # what a stage's results depend on most
+HEAVY = ("assets", "profile", "predictor", "train", "simulate")  # stages that run as jobs
+_PIN = re.compile(r"^([\w.-]+)==([^\s;]+)", re.M)
+_TORCH = "import torch; print(torch.version.cuda, torch.cuda.device_count())"
 COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 PLUGINS = (("sglang.srt.plugins", "pat"), ("verl.plugins", "pat"))
 
@@ -41,21 +48,33 @@ def _python() -> Finding:
     )
 
 
-def _packages(pins: str) -> Finding:
-    """Are the versions of ``pins`` (lines NAME==VERSION) the installed ones?"""
-    wanted = re.findall(r"^([\w.-]+)==(\S+)", pins, re.M)
+def _wrong(pins: str, names: Iterable[str] | None = None) -> list[str]:
+    """Packages of ``pins`` (lines NAME==VERSION), or those of them in ``names``, that are not installed so."""
     wrong = []
-    for name, pin in wanted:
+    for name, pin in _PIN.findall(pins):
+        if names is not None and name not in names:
+            continue
         try:
             found = version(name)
         except PackageNotFoundError:
             found = "missing"
-        if found.partition("+")[0] != pin:  # torch's CPU build is 2.13.0+cpu
+        if found.partition("+")[0] != pin.partition("+")[0]:  # torch's CPU build is 2.13.0+cpu
             wrong.append(f"{name} {found} (wants {pin})")
+    return wrong
+
+
+def _packages(pins: str, cure: str = INSTALL["cpu"]) -> Finding:
+    """Are the versions of ``pins`` the installed ones?"""
+    wrong = _wrong(pins)
     if not wrong:
-        return Finding("ok", f"{len(wanted)} packages at their pinned versions")
+        return Finding("ok", f"{len(_PIN.findall(pins))} packages at their pinned versions")
     listed = ", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
-    return Finding("problem", f"packages: {listed}", "make env")
+    return Finding("problem", f"packages: {listed}", cure)
+
+
+def _requirements() -> str:
+    """The set of packages for this machine: "cuda" where there is an NVIDIA GPU."""
+    return "cuda" if any(Path("/dev").glob("nvidia[0-9]*")) else "cpu"
 
 
 def _plugins() -> Iterator[Finding]:
@@ -86,13 +105,51 @@ def _space() -> Iterator[Finding]:
         yield Finding(level, f"{name}: {free / GIB:.1f} GiB free", cure)
 
 
-def _machine() -> Iterator[Finding]:
+def _machine(ranks: int) -> Iterator[Finding]:
+    """What there is to run on; with Slurm also whether config/cluster.yaml fits it. ranks: GPUs wanted of one node."""
     facts = cluster.discover()
-    gpus = sum(len(node["devices"]) for node in facts["nodes"])
+    nodes = facts["nodes"]
+    gpus = sum(len(node["devices"]) for node in nodes)
     if facts["source"] == "local":
         yield Finding("ok", f"{len(os.sched_getaffinity(0))} cores, {gpus or 'no'} GPUs, no Slurm")
+        return
+    yield Finding("ok", f"Slurm: {len(nodes)} nodes, {gpus or 'no'} GPUs (asked by {facts['source']})")
+    if mismatch := cluster.pyslurm_mismatch():
+        yield Finding("warning", *mismatch)
+    try:
+        asked = clusterfile.load()
+    except ConfigError as error:
+        yield Finding("problem", str(error), f"edit {clusterfile.path()}")
+        return
+    yield from _asked(asked, nodes, ranks)
+
+
+def _asked(asked: clusterfile.Cluster, nodes: list[dict], ranks: int) -> Iterator[Finding]:
+    """Does the cluster have what config/cluster.yaml asks it for? Slurm would queue some of it for ever."""
+    file, cure = clusterfile.path(), f"edit {clusterfile.path()}"
+    known = sorted({partition for node in nodes for partition in node["partitions"]})
+    wanted = [name for name in (asked.partition, asked.cpu_partition) if name]
+    unknown = [part for name in wanted for part in name.split(",") if part not in known]
+    if unknown:
+        yield Finding("problem", f"{file}: no partition {', '.join(unknown)}; there are {', '.join(known)}", cure)
+        return
+    if asked.gpus == "none":
+        yield Finding("ok", f"{file}: jobs ask for no GPU")
+        return
+    inside = [n for n in nodes if not asked.partition or set(asked.partition.split(",")) & set(n["partitions"])]
+    most = max((sum(_is(device, asked.gpu_type) for device in node["devices"]) for node in inside), default=0)
+    kind = f"GPUs of type {asked.gpu_type}" if asked.gpu_type else "GPUs"
+    where = f"in partition {asked.partition}" if asked.partition else "on this cluster"
+    if most < ranks:
+        types = sorted({device["name"] for node in inside for device in node["devices"]})
+        what = f"{file}: {ranks} {kind} of one node are asked for; {where} a node has {most} (types: {types or 'none'})"
+        yield Finding("problem", what, f"{cure}, or fewer ranks")
     else:
-        yield Finding("ok", f"Slurm: {len(facts['nodes'])} nodes, {gpus or 'no'} GPUs (asked by {facts['source']})")
+        yield Finding("ok", f"{file}: {ranks} {kind} a node {where}")
+
+
+def _is(device: dict, gpu_type: str | None) -> bool:
+    return gpu_type is None or device["name"] == gpu_type
 
 
 def _config(path: Path) -> Iterator[Finding]:
@@ -109,12 +166,49 @@ def _config(path: Path) -> Iterator[Finding]:
 def examine(config: Path) -> Iterator[Finding]:
     """Everything that is looked at, in order."""
     yield _python()
-    if PINS.exists():
-        yield _packages(PINS.read_text())
+    requirements = _requirements()
+    if (pins := ENVS / f"{requirements}.txt").exists():
+        yield _packages(pins.read_text(), INSTALL[requirements])
     yield from _plugins()
-    yield from _machine()
+    yield from _machine(_ranks(config))
     yield from _space()
     yield from _config(config)
+
+
+def _ranks(config: Path) -> int:
+    try:
+        return max(each.ranks for each in configfile.load(config).values())
+    except ConfigError:
+        return 1  # told by _config
+
+
+def check_node(stage: str, cfg) -> None:
+    """Before anything heavy in a Slurm job: has this node what config/cluster.yaml promises?
+
+    cfg: what the stage reads of the configuration. Exits with the node, what is wrong and what helps.
+    """
+    kind = stage.partition("-")[0]
+    if kind not in HEAVY:
+        return
+    promised = clusterfile.load()
+    pins = ENVS / f"{promised.requirements}.txt"
+    wrong = [] if _python().level == "ok" else [_python().what]
+    if pins.exists():
+        wrong += _wrong(pins.read_text(), NODE_PACKAGES)
+    cure = f"install what it should run in ({INSTALL[promised.requirements]}, or modules, container, conda in FILE)"
+    engine = kind == "train" or (kind == "profile" and cfg.profile.source == "engine")
+    if not wrong and engine and promised.requirements == "cuda" and promised.gpus != "none":
+        answer = (cluster.output(sys.executable, "-c", _TORCH, timeout_s=300) or "torch fails").split()
+        seen = int(answer[-1]) if answer[-1].isdigit() else 0
+        if seen < cfg.ranks:
+            wrong = [f"torch (CUDA {answer[0]}) sees {seen} GPUs; {cfg.ranks} are needed"]
+            cure = "see nvidia-smi there for GPUs and driver, and gpus in FILE for how they are asked for"
+    if wrong:
+        job = f"Slurm job {os.environ.get('SLURM_JOB_ID')}, envs/{promised.requirements}.txt"
+        sys.exit(
+            f"error: node {node_name()} cannot run stage {stage} ({job}): {'; '.join(wrong)}\n"
+            f"  -> {cure.replace('FILE', str(clusterfile.path()))}"
+        )
 
 
 def run(config: Path) -> bool:

@@ -47,43 +47,67 @@ def test_parse_gres(gres, names):
     assert [device["name"] for device in cluster.parse_gres(gres)] == names
 
 
-def test_sinfo_lists_each_node_once(programs):
-    programs("sinfo", "n1|64|515000|gpu:h200:8\nn1|64|515000|gpu:h200:8\nn2|32|257000+|(null)\n")
-    n1, n2 = cluster.from_sinfo()
+NODE = "NodeName={} Arch=x86_64 CPUAlloc=0 CPUTot={} AvailableFeatures={} Gres={} OS=Linux 6.1.0 RealMemory={} "
+NODE += "State=IDLE Partitions={} Reason=Not responding [root@2026-01-01]\n"
+N1 = NODE.format("n1", 64, "h200,nvlink", "gpu:h200:8(S:0-1)", 515000, "gpu,all")
+N2 = NODE.format("n2", 32, "(null)", "(null)", 257000, "cpu")
+
+
+def test_nodes_from_scontrol(programs):
+    programs("scontrol", N1 + "\n" + N2)
+    n1, n2 = cluster.from_scontrol()
     assert (n1["name"], n1["cpus"], n1["memory_bytes"], len(n1["devices"])) == ("n1", 64, 515000 << 20, 8)
+    assert (n1["partitions"], n1["features"]) == (["all", "gpu"], ["h200", "nvlink"])
     assert (n2["name"], n2["memory_bytes"], n2["devices"]) == ("n2", 257000 << 20, [])
+    assert (n2["partitions"], n2["features"]) == (["cpu"], [])
 
 
-def test_sinfo_that_fails_is_no_slurm(programs):
-    programs("sinfo", "n1|64|515000|gpu:h200:8\n", code=1)
-    assert cluster.from_sinfo() is None
+@pytest.mark.parametrize(("text", "code"), [(N1, 1), ("No nodes in the system\n", 0), ("", 0)])
+def test_scontrol_that_has_no_answer_is_no_slurm(programs, text, code):
+    programs("scontrol", text, code)
+    assert cluster.from_scontrol() is None
+
+
+# A contract double of pyslurm 25.11 (pyslurm/core/node.pyx): what PAT reads of it, with the same names and types.
+PYSLURM = """
+class Node:
+    name, total_cpus, real_memory, configured_gres = "n1", 64, 1024, {"gpu:h200": 2, "shard": 4}
+    partitions, available_features = ["gpu"], None
+class Nodes:
+    load = staticmethod(lambda: {"n1": Node()})
+"""
 
 
 def test_pyslurm_comes_first(programs, tmp_path, monkeypatch):
-    programs("sinfo", "other|1|1|(null)\n")
-    fake_pyslurm(
-        tmp_path,
-        monkeypatch,
-        "class Node:\n"
-        "    name, total_cpus, real_memory, configured_gres = 'n1', 64, 1024, {'gpu:h200': 2, 'shard': 4}\n"
-        "class Nodes:\n"
-        "    load = staticmethod(lambda: {'n1': Node()})\n",
-    )
+    programs("scontrol", N2)
+    fake_pyslurm(tmp_path, monkeypatch, PYSLURM)
     facts = cluster.discover()
     assert facts["source"] == "pyslurm"
     (node,) = facts["nodes"]
     assert (node["name"], node["cpus"], node["memory_bytes"]) == ("n1", 64, GIB)
     assert [device["name"] for device in node["devices"]] == ["h200", "h200"]
+    assert (node["partitions"], node["features"]) == (["gpu"], [])
 
 
 def test_pyslurm_that_ends_the_interpreter_is_survived(programs, tmp_path, monkeypatch):
     fake_pyslurm(tmp_path, monkeypatch, "import os\nos._exit(1)\n")
-    programs("sinfo", "n1|4|1024|(null)\n")
+    programs("scontrol", N2)
     assert cluster.discover()["source"] == "slurm"
 
 
+def test_a_pyslurm_that_does_not_fit_is_named_with_the_release_that_does(programs, tmp_path, monkeypatch):
+    fake_pyslurm(tmp_path, monkeypatch, "import os\nos._exit(1)\n")
+    programs("scontrol", "slurm-wlm 24.05.3\n")
+    monkeypatch.setattr(cluster, "version", lambda name: {"pyslurm": "25.11.2"}[name])
+    what, cure = cluster.pyslurm_mismatch()
+    assert what.startswith("pyslurm 25.11.2 does not work with Slurm 24.05")
+    assert "pip install 'pyslurm==24.5.*'" in cure
+    fake_pyslurm(tmp_path, monkeypatch, PYSLURM)
+    assert cluster.pyslurm_mismatch() is None
+
+
 def test_this_machine(programs):
-    programs("sinfo", "", code=1)
+    programs("scontrol", "", code=1)
     programs("nvidia-smi", "NVIDIA H200, 143771\nNVIDIA H200, 143771\n")
     facts = cluster.discover()
     assert facts["source"] == "local"
@@ -97,7 +121,7 @@ def test_this_machine(programs):
 
 
 def test_stage_writes_what_it_found(programs, tmp_path, capsys):
-    programs("sinfo", "n1|64|524288|gpu:h200:8\n")
+    programs("scontrol", N1.replace("515000", "524288"))
     cluster.run(tmp_path)
     assert json.loads((tmp_path / "hardware.json").read_text())["nodes"][0]["name"] == "n1"
     assert "n1: 64 cores, 512 GiB, 8 x h200" in capsys.readouterr().out

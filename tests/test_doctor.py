@@ -2,6 +2,7 @@
 
 import importlib.metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -61,3 +62,55 @@ def test_plugin_that_does_not_load(monkeypatch):
 def test_little_space_is_a_warning(monkeypatch):
     monkeypatch.setattr(doctor, "GIB", 1 << 60)
     assert {finding.level for finding in doctor._space()} == {"warning"}
+
+
+CFG = SimpleNamespace(ranks=2, profile=SimpleNamespace(source="engine"))
+
+
+@pytest.fixture
+def promised(tmp_path, monkeypatch):
+    """Writes the cluster's facts that count."""
+    monkeypatch.setenv("PAT_CLUSTER", str(tmp_path / "cluster.yaml"))
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("SLURMD_NODENAME", "node7")
+    return (tmp_path / "cluster.yaml").write_text
+
+
+def test_a_node_as_promised_is_accepted(promised):
+    promised("{gpus: gres, requirements: cpu}")
+    for stage in ("assets", "profile", "train-pat", "simulate"):
+        doctor.check_node(stage, CFG)
+
+
+def test_a_node_with_other_packages_is_refused(promised):
+    promised("{requirements: cuda}")
+    with pytest.raises(SystemExit) as error:
+        doctor.check_node("train-pat", CFG)
+    text = str(error.value)
+    assert text.startswith("error: node node7 cannot run stage train-pat (Slurm job 17, envs/cuda.txt): torch 2.13.0")
+    assert "uv pip install --no-deps -r envs/cuda.txt" in text
+    assert "cluster.yaml" in text
+
+
+def test_a_node_without_its_gpus_is_refused(promised, monkeypatch):
+    """With the versions taken as right: on a machine without GPUs torch sees none."""
+    promised("{requirements: cuda}")
+    monkeypatch.setattr(doctor, "_wrong", lambda pins, names=None: [])
+    for stage in ("profile", "train-tp1"):
+        with pytest.raises(SystemExit, match="sees 0 GPUs; 2 are needed"):
+            doctor.check_node(stage, CFG)
+    doctor.check_node("assets", CFG)
+    promised("{requirements: cuda, gpus: none}")
+    doctor.check_node("train-tp1", CFG)
+
+
+def test_light_stages_run_anywhere(promised):
+    promised("{requirements: cuda}")
+    for stage in ("hardware", "report", "tracking"):
+        doctor.check_node(stage, CFG)
+
+
+def test_both_sets_pin_what_a_node_is_asked_for():
+    for name in ("cpu", "cuda"):
+        pins = (ROOT / "envs" / f"{name}.txt").read_text()
+        assert {package for package in doctor.NODE_PACKAGES if f"\n{package}==" in pins} == set(doctor.NODE_PACKAGES)

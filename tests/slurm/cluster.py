@@ -27,9 +27,11 @@ import psutil
 from filelock import FileLock, Timeout
 
 FOLDER = Path("/run/pat-slurm")  # short, since sockets are in it
+FACTS = Path(__file__).parent / "cluster.yaml"  # what a user of it would write
 SYSTEM = Path("/etc/slurm")  # where Slurm's commands look without SLURM_CONF
 NAMES = ("slurm.conf", "gres.conf")
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
+ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db", "sacct", "sacctmgr")
 DAEMONS = ("slurmctld", "slurmd", "slurmdbd")
 BASE_PORT = 16817
 START_S, END_S, BUSY_S = 60.0, 15.0, 1800.0  # longest start; longest end of a process; longest wait for another session
@@ -78,16 +80,17 @@ class Refused(RuntimeError):
     """This machine cannot, or must not, run the cluster."""
 
 
-def unavailable() -> str | None:
-    """Why no cluster may be started here; None if one may.
+def unavailable(accounting: bool = False) -> str | None:
+    """Why no cluster, or none with accounting, may be started here; None if one may.
 
     A machine that has a Slurm of its own is left alone: a configuration or a running daemon that is not ours.
     """
     if os.geteuid() != 0:
         return "a test cluster needs root: it makes device files and links in /etc/slurm"
-    missing = [program for program in PROGRAMS if shutil.which(program, path=_path()) is None]
-    if missing:
-        return f"missing: {', '.join(missing)} (apt-get install --no-install-recommends slurm-wlm munge)"
+    programs = PROGRAMS + ACCOUNTING * accounting
+    if missing := [program for program in programs if shutil.which(program, path=_path()) is None]:
+        packages = "slurm-wlm munge" + " slurmdbd mariadb-server-core" * accounting
+        return f"missing: {', '.join(missing)} (apt-get install --no-install-recommends {packages})"
     if os.environ.get("SLURM_CONF", str(FOLDER / "slurm.conf")) != str(FOLDER / "slurm.conf"):
         return f"SLURM_CONF is set to {os.environ['SLURM_CONF']}: this machine has a Slurm of its own"
     for file in [SYSTEM / name for name in NAMES] + [Path("/etc/slurm-llnl/slurm.conf")]:
@@ -101,19 +104,19 @@ def unavailable() -> str | None:
 
 @contextlib.contextmanager
 def running(nodes: int = 3, gpus: int = 8, accounting: bool = False, wait_s: float = BUSY_S) -> Iterator[Cluster]:
-    """The cluster, for as long as the block lasts; SLURM_CONF is set in it.
+    """The cluster, for as long as the block lasts; SLURM_CONF and PAT_CLUSTER are set in it.
 
     nodes: pat1, pat2, ... with `gpus` GPUs each. accounting: with slurmdbd and MariaDB, hence sacct.
     One at a time on a machine: waits up to `wait_s` seconds for another session's to end. Raises Refused.
     """
-    if (reason := unavailable()) is not None:
+    if (reason := unavailable(accounting)) is not None:
         raise Refused(reason)
     lock = FileLock(f"{FOLDER}.lock", timeout=wait_s)
     try:
         lock.acquire()
     except Timeout:
         raise Refused(f"another test cluster has held {lock.lock_file} for {wait_s:.0f} s") from None
-    before = os.environ.get("SLURM_CONF")
+    before = {name: os.environ.get(name) for name in ("SLURM_CONF", "PAT_CLUSTER")}
     try:
         cluster = Cluster(nodes, gpus, accounting)
         cluster.stop()  # what a session left behind that was killed
@@ -123,9 +126,10 @@ def running(nodes: int = 3, gpus: int = 8, accounting: bool = False, wait_s: flo
         finally:
             cluster.stop()
     finally:
-        os.environ.pop("SLURM_CONF", None)
-        if before is not None:
-            os.environ["SLURM_CONF"] = before
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
         lock.release()
 
 
@@ -150,6 +154,7 @@ class Cluster:
         for folder in (FOLDER, FOLDER / "munge"):
             folder.chmod(0o755)
         os.environ["SLURM_CONF"] = str(FOLDER / "slurm.conf")
+        os.environ["PAT_CLUSTER"] = str(FACTS)
         self._configure()
         # Snakemake's jobstep drops every SLURM_ variable, SLURM_CONF too, before its own srun.
         SYSTEM.mkdir(exist_ok=True)

@@ -89,11 +89,15 @@ def ranks(wildcards):
     return EXPERIMENTS[wildcards.experiment].ranks
 
 
-def slurm(ranks=lambda wildcards: 0):
+def train_nodes(wildcards):
+    return EXPERIMENTS[wildcards.experiment].train.nodes
+
+
+def slurm(ranks=lambda wildcards: 0, nodes=lambda wildcards: 1):
     """What a job asks Slurm for: a GPU a rank, and what config/cluster.yaml says. On one machine nobody reads it."""
 
     def asked(name):
-        return lambda wildcards: pat_clusterfile.request(CLUSTER, ranks(wildcards))[name]
+        return lambda wildcards: pat_clusterfile.request(CLUSTER, ranks(wildcards), nodes(wildcards))[name]
 
     return {name: asked(name) for name in pat_clusterfile.request(CLUSTER, 0)}
 

@@ -31,7 +31,7 @@ rule report:
         "results/{experiment}/benchmarks/report.tsv"
     localrule: True
     conda:
-        "../../envs/conda.yaml"
+        "../../envs/conda-cpu.yaml"
     message:
         "Report ({wildcards.experiment})"
     shell:
@@ -52,7 +52,7 @@ rule track:
         "results/{experiment}/benchmarks/track-{stage}.tsv"
     localrule: True
     conda:
-        "../../envs/conda.yaml"
+        "../../envs/conda-cpu.yaml"
     resources:
         mlflow=1,
     message:

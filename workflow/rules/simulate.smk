@@ -17,7 +17,13 @@ rule simulate:
     benchmark:
         "results/{experiment}/benchmarks/simulate.tsv"
     conda:
-        "../../envs/conda.yaml"
+        CONDA
+    container:
+        CLUSTER.container
+    envmodules:
+        *CLUSTER.modules,
+    resources:
+        **slurm(),
     message:
         "Simulation ({wildcards.experiment})"
     shell:

@@ -26,11 +26,15 @@ rule train:
     benchmark:
         "results/{experiment}/benchmarks/train-{arm}.tsv"
     conda:
-        "../../envs/conda.yaml"
+        CONDA
+    container:
+        CLUSTER.container
+    envmodules:
+        *CLUSTER.modules,
     threads: ranks
     resources:
+        **slurm(ranks, train_nodes),
         machine=1,
-        gpu=gpus,
     message:
         "Training, arm {wildcards.arm} ({wildcards.experiment})"
     shell:
