@@ -110,7 +110,7 @@ def run(cfg, predictor: Path, live: Sequence[int], out: Path) -> None:
     document = {"tp_sizes": tp_sizes, "decisions": decisions, "generations": whole} | provenance.facts()
     out.mkdir(parents=True, exist_ok=True)
     (out / "decision.json").write_text(json.dumps(document, indent=1) + "\n")
-    Console().print(_table(decisions, whole))
+    Console(width=120).print(_table(decisions, whole))
 
 
 def _table(decisions: list[dict], whole: list[dict]) -> Table:
