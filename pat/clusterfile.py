@@ -93,23 +93,27 @@ def request(cluster: Cluster, ranks: int, nodes: int = 1) -> dict[str, Any]:
     The names are those of snakemake-executor-plugin-slurm 2.8; None leaves a resource out.
     """
     timed = ranks > 0
+    options = ["--exclusive"] if timed and cluster.exclusive else []
     asked: dict[str, Any] = {
         "slurm_account": cluster.account,
         "qos": cluster.qos,
         "slurm_partition": cluster.partition if timed else cluster.cpu_partition or cluster.partition,
         "constraint": cluster.constraint if timed else None,
-        "slurm_extra": "--exclusive" if timed and cluster.exclusive else None,
         "nodes": nodes if nodes > 1 else None,
         "tasks": None,
-        "mem_mb": 1000 * (cluster.memory_gb_per_rank * ranks if timed else OTHER_GB),
+        "mem_mb": 1000 * (cluster.memory_gb_per_rank * ranks if timed else OTHER_GB),  # of one node
         "gpu": None,
         "gpu_model": None,
         "gres": None,
     }
-    if nodes > 1 and cluster.gpus == "none":
-        asked["tasks"] = nodes  # with GPUs, the plugin would take them as tasks for each GPU
-    if timed and cluster.gpus == "gpus":  # counted over all nodes
-        asked |= {"gpu": ranks * nodes, "gpu_model": cluster.gpu_type}
-    if timed and cluster.gpus == "gres":  # counted on each node
-        asked["gres"] = ":".join(filter(None, ("gpu", cluster.gpu_type, str(ranks))))
-    return asked
+    count = ":".join(filter(None, (cluster.gpu_type, str(ranks))))
+    if timed and cluster.gpus == "gres":
+        asked["gres"] = f"gpu:{count}"
+    elif timed and cluster.gpus == "gpus" and nodes == 1:
+        asked |= {"gpu": ranks, "gpu_model": cluster.gpu_type}
+    elif nodes > 1:
+        # --gpus counts over all nodes, and Slurm may share it out unevenly. To the plugin this is then a job without
+        # GPUs; of one with them it would take the tasks as tasks for each GPU.
+        asked["tasks"] = nodes
+        options += [f"--gpus-per-node={count}"] if cluster.gpus == "gpus" else []
+    return asked | {"slurm_extra": " ".join(options) or None}

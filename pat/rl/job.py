@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pat.engine.cpu import environment
-from pat.rl import resume
+from pat.rl import processes, resume
 
 HERE = Path(__file__).parent
 
@@ -163,8 +163,10 @@ def variables(out: Path, nodes: int = 1) -> dict[str, str]:
         }
         if nodes == 1:
             values["GLOO_SOCKET_IFNAME"] = "lo"
-    values |= os.environ
+    values |= processes.one_vendor()
     values |= needed
+    if "CUDA_VISIBLE_DEVICES" in values:
+        values.pop("ROCR_VISIBLE_DEVICES", None)  # Slurm sets both; verl's workers refuse that
     if environment.has_accelerator():
         return values
     values |= environment.ONE_THREAD
