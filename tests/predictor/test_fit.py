@@ -6,7 +6,8 @@ import polars as pl
 import pytest
 
 from pat.predictor import Predictor
-from pat.predictor.fit import cross_validate, run, summarise
+from pat.predictor.fit import cross_validate, generation_errors, run, summarise
+from pat.predictor.latency import DecodeModel
 
 
 def decode_s(tp, batch, context):
@@ -115,3 +116,38 @@ def test_a_saved_predictor_comes_back_equal(profile, tmp_path):
     np.testing.assert_array_equal(
         again.prefill.seconds(1, batch, context, 10), model.prefill.seconds(1, batch, context, 10)
     )
+
+
+def trace(factor):
+    """Decode steps of a generation whose steps take `factor` times what the profile says, by tp."""
+    rows = [
+        (tp, batch, batch * (40 + i), factor[tp] * decode_s(tp, batch, batch * (40 + i)))
+        for tp in factor
+        for batch in (1, 2, 4, 8)
+        for i in range(20)
+    ]
+    return pl.DataFrame(rows, schema=["tp", "batch", "context", "seconds"], orient="row")
+
+
+def test_a_machine_that_became_slower_shows_by_size(samples):
+    model = DecodeModel.fit(samples["decode"])
+    errors = summarise(generation_errors(model, trace({1: 1.0, 2: 1.25})))
+    assert errors["1"]["median_abs_pct"] < 2
+    assert errors["2"]["median_abs_pct"] == pytest.approx(20, abs=2)
+
+
+def test_a_size_that_was_not_profiled_is_left_out(samples):
+    model = DecodeModel.fit(samples["decode"])
+    assert set(summarise(generation_errors(model, trace({2: 1.0, 4: 1.0})))) == {"2"}
+
+
+def test_the_generations_of_a_profile_are_a_part_of_the_errors(profile, capsys):
+    trace({1: 1.0, 2: 1.0}).write_parquet(profile / "generation.parquet")
+    run(profile, profile / "out")
+    errors = json.loads((profile / "out" / "errors.json").read_text())
+    assert set(errors["generation"]) == {"1", "2"}
+    assert errors["generation"]["1"]["median_abs_pct"] < 2
+    assert "generation" in capsys.readouterr().out
+    trace({}).clear().write_parquet(profile / "generation.parquet")  # as of published measurements
+    run(profile, profile / "out")
+    assert "generation" not in json.loads((profile / "out" / "errors.json").read_text())
