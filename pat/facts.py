@@ -3,17 +3,20 @@
 Metric names have a section before the slash (gen/, iteration/, switch/, ...), which charts are grouped by.
 """
 
-import csv
 import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import polars as pl
 
-from pat.report.experiment import load_arm
+from pat import usage
+from pat.facts_overview import overview
+from pat.report.experiment import benchmark, load_arm
+from pat.report.style import arm_colours
 from pat.report.summary import kept_iterations, medians
 
 GIB = 2**30
@@ -27,16 +30,13 @@ OUTPUTS = {
     "simulate": ("simulate/summary.json", ["simulate/*"]),
     "report": ("report/summary.json", ["report/*"]),
 }
-KEPT_SUFFIXES = {".parquet", ".json", ".jsonl", ".txt", ".png", ".html", ".log", ".tsv"}
+KEPT_SUFFIXES = {".parquet", ".json", ".jsonl", ".txt", ".png", ".svg", ".html", ".log", ".tsv"}
+MAX_SAMPLES = 400  # of the machine's use, of one run
 ITERATION_METRICS = {
     "gen/seconds": pl.col("gen_s"),
     "gen/tokens_per_s": pl.col("tokens") / pl.col("gen_s"),
     "gen/tokens": pl.col("tokens"),
     "gen/tail_share": pl.col("tail_s") / pl.col("gen_s"),
-    "gen/response_len_mean": pl.col("response_len_mean"),
-    "gen/response_len_max": pl.col("response_len_max"),
-    "gen/truncated": pl.col("truncated"),
-    "gen/prob_diff_max": pl.col("prob_diff_max"),
     "iteration/seconds": pl.col("iteration_s"),
     "iteration/old_log_prob_s": pl.col("old_log_prob_s"),
     "iteration/update_s": pl.col("update_s"),
@@ -46,6 +46,16 @@ ITERATION_METRICS = {
     "switch/predicted_saving_s": pl.col("predicted_saving_s"),
     "switch/realised_saving_s": pl.col("realised_saving_s"),
     "reward/mean": pl.col("reward_mean"),
+    "response/tokens_mean": pl.col("response_len_mean"),
+    "response/tokens_max": pl.col("response_len_max"),
+    "response/truncated": pl.col("truncated"),
+    "response/prob_diff_max": pl.col("prob_diff_max"),
+}
+# One number an arm, which charts draw as bars beside each other; by name the first of their sections.
+MEDIAN_METRICS = {
+    "gen_s": "gen/median_seconds",
+    "iteration_s": "iteration/median_seconds",
+    "tokens_per_s": "gen/median_tokens_per_s",
 }
 MODEL_FACTS = (
     "architectures", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -64,20 +74,34 @@ class DataSet:
     rows: int
 
 
+class Measurement(NamedTuple):
+    """A number; `time_ms` since 1970, None: when the stage ended."""
+
+    name: str
+    value: float
+    step: int = 0
+    time_ms: int | None = None
+
+
 @dataclass
 class Facts:
-    """`params` may be nested; `metrics` are (name, value, step); `remark` describes the whole experiment."""
+    """`params` may be nested. `name` is the run's, if not the stage's. `note` (Markdown) describes the run, `remark`
+    the whole experiment. `image` is the figure to see at once; `colour` that of the run in charts."""
 
     params: dict[str, object] = field(default_factory=dict)
-    metrics: list[tuple[str, float, int]] = field(default_factory=list)
+    metrics: list[Measurement] = field(default_factory=list)
     tags: dict[str, str] = field(default_factory=dict)
     data: list[DataSet] = field(default_factory=list)
+    name: str | None = None
+    note: str | None = None
     remark: str | None = None
+    image: Path | None = None
+    colour: str | None = None
 
-    def measure(self, name: str, value: float | None, step: int = 0) -> None:
+    def measure(self, name: str, value: float | None, step: int = 0, time_ms: int | None = None) -> None:
         """Notes a number, if there is one."""
         if value is not None and math.isfinite(value):
-            self.metrics.append((name, float(value), step))
+            self.metrics.append(Measurement(name, float(value), step, time_ms))
 
 
 def stage_files(directory: Path, stage: str) -> list[Path]:
@@ -111,7 +135,7 @@ def collect(directory: Path, stage: str) -> Facts:
             "simulate": _simulate,
             "report": _report,
         }[kind](directory, facts)
-    seconds, max_rss = _benchmark(directory / "benchmarks" / f"{stage}.tsv")
+    seconds, max_rss = benchmark(directory / "benchmarks" / f"{stage}.tsv")
     facts.measure("stage/seconds", seconds)
     facts.measure("stage/max_rss_mib", max_rss)
     return facts
@@ -135,42 +159,50 @@ def _hardware(directory: Path, facts: Facts) -> None:
             "hostname": hardware.get("hostname"),
             "source": hardware.get("source"),
             "cpu_model": hardware.get("cpu_model"),
-            "devices": sorted(set(devices)),
+            "device_names": sorted(set(devices)),
+            "nodes": len(nodes),
+            "devices": len(devices),
+            "cpus": sum(node["cpus"] for node in nodes),
+            "memory_gib": round(sum(node.get("memory_bytes") or 0 for node in nodes) / GIB, 1),
         },
         "versions": hardware.get("versions") or {},
     }
-    facts.measure("hardware/nodes", len(nodes))
-    facts.measure("hardware/devices", len(devices))
-    facts.measure("hardware/cpus", sum(node["cpus"] for node in nodes))
-    facts.measure("hardware/memory_gib", sum(node.get("memory_bytes") or 0 for node in nodes) / GIB)
 
 
 def _assets(directory: Path, facts: Facts) -> None:
     facts.data = _data(directory)
-    for data in facts.data:
-        facts.measure(f"data/{data.split}_rows", data.rows)
+    facts.params = {
+        "checkpoint": _checkpoint(directory),
+        "data": {f"{data.split}_rows": data.rows for data in facts.data},
+    }
+
+
+def _checkpoint(directory: Path) -> dict:
+    """What the model is: its shape and the bytes of its weights."""
     model = _json(directory / "model" / "config.json")
-    facts.params = {"checkpoint": {key: model[key] for key in MODEL_FACTS if key in model}}
+    weights = sum(path.stat().st_size for path in (directory / "model").glob("*.safetensors"))
+    return {key: model[key] for key in MODEL_FACTS if key in model} | ({"weight_bytes": weights} if weights else {})
 
 
 def _profile(directory: Path, facts: Facts) -> None:
     machine = _json(directory / "profile" / "machine.json")
-    facts.params = {"profile_hostname": machine.get("hostname")}
+    tables = sorted((directory / "profile").glob("*.parquet"))
+    rows = {path.stem: pl.scan_parquet(path).select(pl.len()).collect().item() for path in tables}
+    facts.params = {"profile_hostname": machine.get("hostname"), "profile_source": machine.get("source", "engine")}
+    facts.params["profile_rows"] = rows
     facts.tags = _origin(machine)
-    for path in sorted((directory / "profile").glob("*.parquet")):
-        facts.measure(f"profile/{path.stem}_rows", pl.scan_parquet(path).select(pl.len()).collect().item())
     decode = pl.read_parquet(directory / "profile" / "decode.parquet")
     steps = decode.group_by("tp", "batch").agg(pl.col("seconds").median()).sort("tp", "batch")
     for tp, batch, seconds in steps.iter_rows():
-        facts.measure(f"decode/ms_by_batch_tp{tp}", 1000 * seconds, step=batch)
+        facts.measure(f"profile/decode_ms_by_batch.tp{tp}", 1000 * seconds, step=batch)
 
 
 def _predictor(directory: Path, facts: Facts) -> None:
     for part, layouts in _json(directory / "predictor" / "errors.json").items():
         for layout, error in layouts.items():
             name = layout.replace("->", "_to_")  # trackers forbid ">" in a name
-            facts.measure(f"{part}/median_abs_pct_tp{name}", error["median_abs_pct"])
-            facts.measure(f"{part}/p90_abs_pct_tp{name}", error["p90_abs_pct"])
+            facts.measure(f"predictor/{part}_median_abs_pct.tp{name}", error["median_abs_pct"])
+            facts.measure(f"predictor/{part}_p90_abs_pct.tp{name}", error["p90_abs_pct"])
 
 
 def _train(directory: Path, name: str, facts: Facts) -> None:
@@ -186,40 +218,61 @@ def _train(directory: Path, name: str, facts: Facts) -> None:
         step = row.pop("iteration")
         for metric, value in row.items():
             facts.measure(metric, value, step)
-    for metric, value in medians(kept_iterations(arm.iterations)).items():
-        facts.measure(f"summary/{metric}", value)
-    facts.params = {"versions": arm.run.get("versions") or {}}
+    summary = medians(kept_iterations(arm.iterations))
+    for column, metric in MEDIAN_METRICS.items():
+        facts.measure(metric, summary[column])
+    facts.params = {"versions": arm.run.get("versions") or {}, "checkpoint": _checkpoint(directory)}
     facts.tags = {"pat.arm": name} | _origin(arm.run)
     facts.data = _data(directory)
+    facts.colour = arm_colours(sorted((path.name for path in directory.glob("train/*")), key=_arm_order))[name]
+    _usage(directory / "train" / name / "usage.parquet", facts)
+
+
+def _arm_order(name: str) -> tuple:
+    """Static sizes ascending, then the others: an arm's colour is the same as in the report."""
+    size = name.removeprefix("tp")
+    return (not size.isdigit(), int(size) if size.isdigit() else 0, name)
 
 
 def _simulate(directory: Path, facts: Facts) -> None:
     summary = _json(directory / "simulate" / "summary.json")
     for arm, values in summary["arms"].items():
-        facts.measure(f"simulated_gen_seconds/{arm}", values["gen_s"])
-        facts.measure(f"simulated_switches/{arm}", values["switches"])
-        facts.measure(f"regret_to_oracle_pct/{arm}", summary["regret_pct"][arm])
+        facts.measure(f"simulate/gen_seconds.{arm}", values["gen_s"])
+        facts.measure(f"simulate/switches.{arm}", values["switches"])
+        facts.measure(f"simulate/longer_than_oracle_pct.{arm}", summary["regret_pct"][arm])
     for reference, gain in summary["gain_pct"].items():
-        facts.measure(f"simulated_gain_pct/over_{reference}", gain)
+        facts.measure(f"simulate/pat_saves_pct.over_{reference}", gain)
     facts.params = {"stage": summary["stage"]}
 
 
 def _report(directory: Path, facts: Facts) -> None:
     summary = _json(directory / "report" / "summary.json")
-    for arm, values in summary["arms"].items():
-        facts.measure(f"gen_seconds/{arm}", values["gen_s"])
-        facts.measure(f"iteration_seconds/{arm}", values["iteration_s"])
-        facts.measure(f"tokens_per_s/{arm}", values["tokens_per_s"])
-        facts.measure(f"switches/{arm}", values["switches"])
-    for what, gains in summary["gain_pct"].items():
-        for reference, gain in gains.items():
-            facts.measure(f"gain_{what}_pct/over_{reference}", gain)
-    for part, error in summary["predictor_error_pct"].items():
-        facts.measure(f"predictor_error_pct/{part}", error)
-    facts.measure("lengths/matched_share", summary["matched"])
-    facts.params = {"references": summary["references"]}
-    facts.tags = {"pat.fastest": min(summary["arms"], key=lambda arm: summary["arms"][arm]["gen_s"])}
-    facts.remark = f"{summary['answer']['gen']}\n\n{summary['answer']['iteration']}"
+    told = overview(summary)
+    for name, value in told.metrics.items():
+        facts.measure(name, value)
+    facts.params = told.params
+    facts.tags = {"pat.fastest": told.fastest}
+    facts.name, facts.note, facts.remark = f"overview: {summary['verdict']}", told.note, told.remark
+    facts.image = directory / "report" / "headline.png"
+
+
+def _usage(path: Path, facts: Facts) -> None:
+    """Samples of the machine under the names that MLflow's own monitor gives them: they get a tab of their own."""
+    if not path.exists():
+        return
+    samples = pl.read_parquet(path)
+    facts.measure("stage/gpu_energy_wh", usage.energy_wh(samples))
+    thinned = samples.gather_every(-(-len(samples) // MAX_SAMPLES))
+    for step, row in enumerate(thinned.iter_rows(named=True)):
+        at = int(1000 * row["time_s"])
+        facts.measure("system/cpu_utilization_percentage", row["cpu_pct"], step, at)
+        facts.measure("system/system_memory_usage_megabytes", row["memory_mb"], step, at)
+        facts.measure("system/system_memory_usage_percentage", row["memory_pct"], step, at)
+        for gpu in row["gpus"]:
+            name = f"system/gpu_{gpu['gpu']}"
+            facts.measure(f"{name}_utilization_percentage", gpu["use_pct"], step, at)
+            facts.measure(f"{name}_memory_usage_megabytes", gpu["memory_mb"], step, at)
+            facts.measure(f"{name}_power_usage_watts", gpu["power_w"], step, at)
 
 
 def _origin(record: dict) -> dict[str, str]:
@@ -236,21 +289,6 @@ def _data(directory: Path) -> list[DataSet]:
             name = ", ".join(sources.unique().sort())
             found.append(DataSet(name, split, str(path.resolve()), digest, len(sources)))
     return found
-
-
-def _benchmark(path: Path) -> tuple[float | None, float | None]:
-    """Seconds and largest resident memory (MiB) from a Snakemake benchmark; None where it has no number."""
-    if not path.exists():
-        return None, None
-    with path.open() as lines:
-        row = next(csv.DictReader(lines, delimiter="\t"), {})
-    numbers = []
-    for key in ("s", "max_rss"):
-        try:
-            numbers.append(float(row[key]))
-        except (KeyError, ValueError):  # Snakemake writes "-" or "NA" for what it could not see
-            numbers.append(None)
-    return numbers[0], numbers[1]
 
 
 def _json(path: Path) -> dict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,32 @@ from pat.cluster import versions
 
 def git_sha() -> str | None:
     """The commit of the code's checkout; None outside of one or without git."""
+    return (_git("rev-parse", "HEAD") or "").strip() or None
+
+
+def git_changes() -> str | None:
+    """What the checkout's tracked files have that its commit has not, as a diff ("": nothing); None as above."""
+    return _git("diff", "HEAD")
+
+
+def packages() -> list[str]:
+    """Every package of this environment, as pip freeze names them."""
+    return sorted({f"{each.name}=={each.version}" for each in distributions() if each.name}, key=str.lower)
+
+
+def _git(*arguments: str) -> str | None:
     try:
         done = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
+            ["git", *arguments],
             cwd=Path(__file__).parent,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=20,
         )
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return done.stdout if done.returncode == 0 else None
 
 
 def facts() -> dict[str, Any]:

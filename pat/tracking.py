@@ -1,35 +1,42 @@
 """Logs a finished stage to MLflow (written for 3.17) as a run of its own; nothing else knows MLflow.
 
-Stages write files and never wait for a tracker: this reads the files afterwards.
+Stages write files and never wait for a tracker: this reads the files afterwards. By default one process at a time
+writes to an SQLite file. With MLFLOW_TRACKING_URI set to an MLflow server any number may write to that.
 """
 
 import json
 import logging
 import os
+import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import quote
 
 from filelock import FileLock
 
 from pat import facts as stage_facts
-from pat.facts import DataSet, Facts
-from pat.provenance import git_sha
+from pat import provenance
+from pat.facts import DataSet, Facts, Measurement
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read on import; many clusters have no way out
+# A server that does not answer is told after a quarter of a minute, one that swallows all packets after two.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
 from mlflow import MlflowClient
-from mlflow.entities import (
-    Dataset,
-    DatasetInput,
-    InputTag,
-    LifecycleStage,
-    Metric,
-    Param,
-)
+from mlflow.entities import DatasetInput, InputTag, LifecycleStage, Metric, Param
+from mlflow.exceptions import MlflowException, RestException
 
 SQLITE = "sqlite:///"
+SERVER = ("http://", "https://")
+VARIABLE = "MLFLOW_TRACKING_URI"
 MAX_METRICS, MAX_PARAMS, MAX_PARAM_LENGTH = 1000, 100, 6000  # MLflow's limits of a request and of a value
+MAX_DIFF = 1_000_000  # characters of uncommitted changes that are kept
+
+
+class TrackingError(RuntimeError):
+    """MLflow's server cannot be reached or refuses to talk."""
 
 
 class Target(Protocol):
@@ -40,25 +47,42 @@ class Target(Protocol):
 
 
 def run(experiment_dir: Path, stage: str, cfg: Target, params: dict, out: Path) -> None:
-    """Logs what `stage` left in results/EXPERIMENT as the run `stage` of the MLflow experiment EXPERIMENT.
+    """Logs what `stage` left in results/EXPERIMENT as a run of the MLflow experiment EXPERIMENT.
 
-    `params` are the settings the stage ran with. The run replaces the stage's earlier ones once it is
-    complete: an error leaves no half a run, and the earlier one where it was. `out` is the JSON file that
-    says which run it is: run_id, experiment_id, uri. FileNotFoundError: the stage has not finished.
-    ValueError: no such stage, or a `uri` that MLflow cannot write to.
+    `params` are the settings the stage ran with. The variable MLFLOW_TRACKING_URI, where set, goes before `cfg.uri`.
+    The run replaces the stage's earlier ones once it is complete: an error leaves no half a run, and the earlier one
+    where it was. `out` is the JSON file that says which run it is: run_id, experiment_id, uri. FileNotFoundError: the
+    stage has not finished. ValueError: no such stage, or a `uri` that MLflow cannot write to. TrackingError: the
+    server is away.
     """
     experiment_dir, out = Path(experiment_dir), Path(out)
+    uri = os.environ.get(VARIABLE) or cfg.uri
     files = stage_facts.stage_files(experiment_dir, stage)
     facts = stage_facts.collect(experiment_dir, stage)
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    with _only_writer(cfg.uri):
-        client = MlflowClient(tracking_uri=_absolute(cfg.uri))
-        experiment_id = _experiment(client, experiment_dir.resolve().name, cfg)
-        run_id = _log(client, experiment_id, experiment_dir, stage, facts, files, params)
+    with _only_writer(uri):
+        try:
+            client = MlflowClient(tracking_uri=_absolute(uri))
+            experiment_id = _experiment(client, experiment_dir.resolve().name, uri, cfg.artifacts)
+            client.set_experiment_tag(experiment_id, "mlflow.experimentKind", "custom_model_development")
+            run_id = _log(client, experiment_id, experiment_dir, stage, facts, files, params)
+        except (MlflowException, OSError) as error:
+            if not uri.startswith(SERVER) or isinstance(error, RestException):
+                raise
+            raise TrackingError(_away(uri, experiment_dir, error)) from None
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"run_id": run_id, "experiment_id": experiment_id, "uri": cfg.uri}, indent=2) + "\n")
-    print(f"tracked {stage} of {experiment_dir.resolve().name} as MLflow run {run_id}")
+    out.write_text(json.dumps({"run_id": run_id, "experiment_id": experiment_id, "uri": uri}, indent=2) + "\n")
+    page = f", {uri.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}" if uri.startswith(SERVER) else ""
+    print(f"tracked {stage} of {experiment_dir.resolve().name} as MLflow run {run_id}{page}")
+
+
+def _away(uri: str, experiment_dir: Path, error: Exception) -> str:
+    reason = " ".join(str(error).split())
+    return (
+        f"MLflow's server {uri} could not be used: {reason[:300]}. The results are all in {experiment_dir}: run the "
+        f"same command again when it answers, or without the variable {VARIABLE} to log to tracking.uri instead."
+    )
 
 
 def _only_writer(uri: str) -> AbstractContextManager:
@@ -79,13 +103,17 @@ def _absolute(uri: str) -> str:
     return f"{SQLITE}{Path(uri.removeprefix(SQLITE)).resolve()}" if uri.startswith(SQLITE) else uri
 
 
-def _experiment(client: MlflowClient, name: str, cfg: Target) -> str:
+def _experiment(client: MlflowClient, name: str, uri: str, artifacts: str) -> str:
     """The id of the experiment `name`, which is made, or taken out of MLflow's trash, where needed."""
     found = client.get_experiment_by_name(name)
     if found is None:
-        local = cfg.uri.startswith(SQLITE)
-        files = (Path(cfg.artifacts).resolve() / name).as_uri() if local else None
-        return client.create_experiment(name, artifact_location=files)
+        files = (Path(artifacts).resolve() / name).as_uri() if uri.startswith(SQLITE) else None
+        try:
+            return client.create_experiment(name, artifact_location=files)
+        except MlflowException as error:
+            found = client.get_experiment_by_name(name)  # another writer to the server was quicker
+            if error.error_code != "RESOURCE_ALREADY_EXISTS" or found is None:
+                raise
     if found.lifecycle_stage == LifecycleStage.DELETED:
         client.restore_experiment(found.experiment_id)
     return found.experiment_id
@@ -102,22 +130,28 @@ def _log(
 ) -> str:
     """Writes the run and removes those it replaces; returns its id. The run's times are the stage's own."""
     end_ms = int(1000 * max(path.stat().st_mtime for path in files))
-    seconds = next((value for name, value, _ in facts.metrics if name == "stage/seconds"), 0.0)
-    run_id = client.create_run(experiment_id, int(end_ms - 1000 * seconds), _tags(stage, facts), stage).info.run_id
+    seconds = next((each.value for each in facts.metrics if each.name == "stage/seconds"), 0.0)
+    name = facts.name or stage
+    run_id = client.create_run(experiment_id, int(end_ms - 1000 * seconds), _tags(stage, facts), name).info.run_id
     try:
         settings = dict(stage_facts.flatten(params)) | dict(stage_facts.flatten(facts.params))
         for some in _chunks(list(settings.items()), MAX_PARAMS):
             client.log_batch(run_id, params=[Param(key, value[:MAX_PARAM_LENGTH]) for key, value in some])
         for some in _chunks(facts.metrics, MAX_METRICS):
-            client.log_batch(run_id, [Metric(name, value, end_ms, step) for name, value, step in some])
-        client.log_inputs(run_id, [_dataset(data) for data in facts.data])
+            client.log_batch(run_id, [_metric(each, end_ms) for each in some])
+        if facts.data:
+            client.log_inputs(run_id, [_dataset(data) for data in facts.data])
         for path in files:
             folder = path.parent.relative_to(experiment_dir)
             client.log_artifact(run_id, str(path), None if folder == Path(".") else folder.as_posix())
+        _log_origin(client, run_id, facts)
+        if facts.note:
+            client.set_tag(run_id, "mlflow.note.content", _note(facts, run_id, experiment_dir))
         client.set_terminated(run_id, "FINISHED", end_ms)
     except BaseException:  # an interrupt too: a run that says RUNNING for ever misleads
-        client.set_terminated(run_id, "FAILED")
-        client.delete_run(run_id)
+        with suppress(Exception):  # the server may be what failed; the next run of the stage replaces this one
+            client.set_terminated(run_id, "FAILED")
+            client.delete_run(run_id)
         raise
     for earlier in client.search_runs([experiment_id], f"tags.`pat.stage` = '{stage}'"):
         if earlier.info.run_id != run_id:
@@ -128,22 +162,47 @@ def _log(
 
 
 def _tags(stage: str, facts: Facts) -> dict[str, str]:
-    tags = {"pat.stage": stage, "mlflow.source.name": f"pat {stage}"} | facts.tags
-    if (commit := tags.get("pat.git") or git_sha()) is not None:
+    tags = {"pat.stage": stage, "pat.rule": stage.partition("-")[0], "mlflow.source.name": f"pat {stage}"} | facts.tags
+    if (commit := tags.get("pat.git") or provenance.git_sha()) is not None:
         tags |= {"pat.git": commit, "mlflow.source.git.commit": commit}
+    if facts.colour:
+        tags["mlflow.runColor"] = facts.colour
     return tags
 
 
+def _log_origin(client: MlflowClient, run_id: str, facts: Facts) -> None:
+    """The environment and the checkout, as they are now; what the stage itself recorded stands first."""
+    client.log_text(run_id, "\n".join(provenance.packages()) + "\n", "environment/packages.txt")
+    changes = provenance.git_changes()
+    state = {"stage ran at": facts.tags.get("pat.git"), "tracked at": provenance.git_sha(), "changed": bool(changes)}
+    client.log_dict(run_id, state, "git/state.json")
+    if changes:
+        client.log_text(run_id, changes[:MAX_DIFF], "git/changes.diff")
+
+
+def _note(facts: Facts, run_id: str, experiment_dir: Path) -> str:
+    """The run's description: after its first paragraph the figure, which MLflow fetches from the run's own files."""
+    first, *rest = facts.note.split("\n\n")
+    if facts.image is not None and facts.image.exists():
+        path = quote(facts.image.relative_to(experiment_dir).as_posix(), safe="")
+        rest = [f"![{facts.image.stem}](get-artifact?path={path}&run_uuid={run_id})", *rest]
+    return "\n\n".join([first, *rest])
+
+
+def _metric(each: Measurement, end_ms: int) -> Metric:
+    return Metric(each.name, each.value, end_ms if each.time_ms is None else each.time_ms, each.step)
+
+
 def _dataset(data: DataSet) -> DatasetInput:
-    """MLflow's own record of a data set; its constructors know no Parquet file that is not a pandas frame."""
-    dataset = Dataset(
-        name=data.name,
-        digest=data.digest,
-        source_type="local",
-        source=json.dumps({"uri": data.path}),
-        profile=json.dumps({"num_rows": data.rows}),
-    )
-    return DatasetInput(dataset, [InputTag("mlflow.data.context", data.split)])
+    """MLflow's record of a Parquet file: it knows pandas frames."""
+    import pandas
+    from mlflow.data.pandas_dataset import from_pandas
+
+    frame = pandas.read_parquet(data.path)
+    with warnings.catch_warnings():  # that a path is taken for the path of a local file
+        warnings.simplefilter("ignore")
+        dataset = from_pandas(frame, source=data.path, name=data.name, digest=data.digest)
+    return DatasetInput(dataset._to_mlflow_entity(), [InputTag("mlflow.data.context", data.split)])
 
 
 def _chunks(items: Sequence, size: int) -> Iterator[Sequence]:

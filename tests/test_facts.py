@@ -1,10 +1,13 @@
 import json
 
+import polars as pl
 import pytest
 
 import pat.report
+from pat import usage
 from pat.facts import collect, flatten, stage_files
-from tests.synthetic import GENERATION, write_experiment
+from pat.report.style import arm_colours
+from tests.synthetic import GENERATION, write_experiment, write_simulated_only
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +18,7 @@ def experiment(tmp_path_factory):
 
 
 def measured(experiment, stage):
-    return {(name, step): value for name, value, step in collect(experiment, stage).metrics}
+    return {(each.name, each.step): each.value for each in collect(experiment, stage).metrics}
 
 
 def test_every_iteration_of_an_arm_is_measured(experiment):
@@ -28,13 +31,13 @@ def test_every_iteration_of_an_arm_is_measured(experiment):
         assert metrics["switch/seconds", iteration] == 1.0
         assert metrics["switch/predicted_saving_s", iteration] == 5 + 6
         assert metrics["switch/realised_saving_s", iteration] == 4 + 5
-    assert metrics["summary/gen_s", 0] == 39.5
+    assert metrics["gen/median_seconds", 0] == 39.5
 
 
 def test_what_an_arm_does_not_have_is_not_measured(experiment):
     names = {name for name, _ in measured(experiment, "train-tp1")}
     assert "switch/count" in names
-    assert not names & {"switch/realised_saving_s", "iteration/old_log_prob_s", "summary/old_log_prob_s"}
+    assert not names & {"switch/realised_saving_s", "iteration/old_log_prob_s"}
 
 
 def test_an_arm_says_which_code_and_data_it_used(experiment):
@@ -50,23 +53,62 @@ def test_an_arm_says_which_code_and_data_it_used(experiment):
 
 def test_the_report_is_an_overview_of_the_arms(experiment):
     metrics = measured(experiment, "report")
-    assert metrics["gen_seconds/tp1", 0] == 53.5
-    assert metrics["gain_gen_pct/over_best_static", 0] == pytest.approx(100 * 2 / 41.5)
-    assert metrics["lengths/matched_share", 0] == 1
-    assert ("gain_gen_pct/over_oracle", 0) not in metrics
+    assert metrics["overview/gen_seconds.tp1", 0] == 53.5
+    assert metrics["overview/pat_saves_gen_pct.over_best_static", 0] == pytest.approx(100 * 2 / 41.5)
+    assert metrics["overview/matched_lengths_share", 0] == 1
+    assert ("overview/pat_saves_gen_pct.over_oracle", 0) not in metrics
     facts = collect(experiment, "report")
     assert facts.tags["pat.fastest"] == "pat"
-    assert facts.remark.startswith("Generation takes 39.5 s with pat")
+    # pat is fastest in the median, but not in the third iteration
+    assert facts.name == "overview: not settled, pat or tp2"
+    assert facts.remark.startswith("**not settled, pat or tp2**\n\nGeneration takes 39.5 s with pat")
+    assert facts.image == experiment / "report" / "headline.png"
+    rows = [line for line in facts.note.splitlines() if line.startswith("|")]
+    assert [row.split("|")[1].strip() for row in rows] == ["Arm, medians", "---", "tp1", "tp2", "**pat**"]
+    assert "| tp2 | 41.5 |" in facts.note
+
+
+def test_the_overview_of_a_simulation(tmp_path):
+    directory = write_simulated_only(tmp_path / "h100", {"tp1": 200.0, "tp8": 110.0, "pat": 100.0})
+    pat.report.run(directory, "On paper", directory / "report")
+    metrics = measured(directory, "report")
+    assert metrics["overview/simulated_gen_seconds.tp8", 0] == pytest.approx(111.1)
+    facts = collect(directory, "report")
+    assert facts.name == "overview: pat fastest, 9.1 % ahead of tp8"
+    assert facts.params["references"]["best_static"] == "tp8"
+    assert "+50.0 % over the default" in facts.note
 
 
 def test_profile_predictor_hardware_and_assets(experiment):
-    profile = measured(experiment, "profile")
-    assert profile["decode/ms_by_batch_tp1", 8] == pytest.approx(140)
-    assert profile["profile/decode_rows", 0] == 8
-    assert measured(experiment, "predictor")["switch/median_abs_pct_tp1_to_2", 0] == 10
-    assert measured(experiment, "hardware")["hardware/memory_gib", 0] == 24
-    assert measured(experiment, "assets")["data/train_rows", 0] == 64
-    assert collect(experiment, "assets").params["checkpoint"]["num_hidden_layers"] == 30
+    assert measured(experiment, "profile")["profile/decode_ms_by_batch.tp1", 8] == pytest.approx(140)
+    assert collect(experiment, "profile").params["profile_rows"]["decode"] == 8
+    assert measured(experiment, "predictor")["predictor/switch_median_abs_pct.tp1_to_2", 0] == 10
+    assert collect(experiment, "hardware").params["hardware"]["memory_gib"] == 24
+    assets = collect(experiment, "assets").params
+    assert assets["data"] == {"train_rows": 64, "val_rows": 8}
+    assert assets["checkpoint"]["num_hidden_layers"] == 30
+    assert collect(experiment, "train-tp1").params["checkpoint"] == assets["checkpoint"]
+
+
+def test_an_arm_has_the_colour_that_it_has_in_the_report(experiment):
+    colours = {arm: collect(experiment, f"train-{arm}").colour for arm in GENERATION}
+    assert colours == arm_colours(list(GENERATION))
+
+
+def test_what_the_machine_did_is_told_under_the_names_that_mlflow_knows(experiment):
+    gpu = {"gpu": 1, "use_pct": 90.0, "memory_mb": 4000.0, "power_w": 360.0}
+    sample = {"cpu_pct": 50.0, "memory_mb": 8000.0, "memory_pct": 33.0, "gpus": [gpu]}
+    path = experiment / "train" / "pat" / "usage.parquet"
+    seconds = [100.0 + 10 * i for i in range(1000)]
+    pl.DataFrame([sample | {"time_s": at} for at in seconds], schema=usage.SCHEMA).write_parquet(path)
+    facts = collect(experiment, "train-pat")
+    path.unlink()
+    cpu = [each for each in facts.metrics if each.name == "system/cpu_utilization_percentage"]
+    assert len(cpu) == 334  # every third: at most 400
+    assert [(each.step, each.time_ms) for each in cpu[:2]] == [(0, 100_000), (1, 130_000)]
+    last = {each.name: each.value for each in facts.metrics}
+    assert last["system/gpu_1_power_usage_watts"] == 360
+    assert last["stage/gpu_energy_wh"] == pytest.approx(999.0)
 
 
 def test_files_are_those_of_the_stage_with_its_config_and_log(experiment):
@@ -112,10 +154,10 @@ def test_a_simulation_tells_times_and_regret(tmp_path):
     }
     (tmp_path / "simulate" / "summary.json").write_text(json.dumps(summary))
     metrics = measured(tmp_path, "simulate")
-    assert metrics["simulated_gen_seconds/tp1", 0] == 3.0
-    assert metrics["simulated_switches/pat", 0] == 1.5
-    assert metrics["regret_to_oracle_pct/pat", 0] == 1.5
-    assert metrics["simulated_gain_pct/over_oracle", 0] == -1.5
+    assert metrics["simulate/gen_seconds.tp1", 0] == 3.0
+    assert metrics["simulate/switches.pat", 0] == 1.5
+    assert metrics["simulate/longer_than_oracle_pct.pat", 0] == 1.5
+    assert metrics["simulate/pat_saves_pct.over_oracle", 0] == -1.5
     assert collect(tmp_path, "simulate").params == {"stage": {"nodes": 128}}
 
 

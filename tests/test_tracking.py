@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,9 @@ def test_files_lie_in_the_configured_folder(tracked):
 
 @pytest.mark.parametrize("stage", ["hardware", "assets", "profile", "predictor"])
 def test_every_stage_can_be_tracked(tracked, stage):
-    assert tracked.track(stage).data.metrics
+    run = tracked.track(stage)
+    assert run.data.params or run.data.metrics
+    assert run.data.tags["pat.stage"] == stage
 
 
 def test_the_run_lasts_as_long_as_its_stage(tracked):
@@ -114,13 +117,39 @@ def test_the_run_lasts_as_long_as_its_stage(tracked):
     assert info.end_time <= 1000 * benchmark.stat().st_mtime + 1
 
 
-def test_the_report_describes_the_experiment(tracked):
+def test_the_overview_says_which_arm_won_and_shows_it(tracked):
     pat.report.run(tracked.experiment, "title", tracked.experiment / "report")
     run = tracked.track("report")
-    assert run.data.metrics["gen_seconds/tp2"] == 41.5
+    assert run.info.run_name == "overview: not settled, pat or tp2"
+    assert run.data.metrics["overview/gen_seconds.tp2"] == 41.5
     assert run.data.tags["pat.fastest"] == "pat"
+    note = run.data.tags["mlflow.note.content"].split("\n\n")
+    assert note[0] == "**not settled, pat or tp2**"
+    assert note[1] == f"![headline](get-artifact?path=report%2Fheadline.png&run_uuid={run.info.run_id})"
+    assert "report/headline.png" in {item.path for item in tracked.client.list_artifacts(run.info.run_id, "report")}
     experiment = tracked.client.get_experiment(run.info.experiment_id)
     assert "39.5 s with pat" in experiment.tags["mlflow.note.content"]
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+
+
+def test_a_run_keeps_its_environment_and_the_state_of_the_code(tracked, monkeypatch):
+    monkeypatch.setattr(tracking.provenance, "git_changes", lambda: "+edited\n")
+    run = tracked.track("train-tp2")
+
+    def kept(path):
+        return Path(tracked.client.download_artifacts(run.info.run_id, path)).read_text()
+
+    assert f"mlflow=={version('mlflow')}" in kept("environment/packages.txt").splitlines()
+    assert kept("git/changes.diff") == "+edited\n"
+    state = json.loads(kept("git/state.json"))
+    assert state["stage ran at"].startswith("0123456")
+    assert state["tracked at"] == tracking.provenance.git_sha()
+    assert state["changed"] is True
+    assert run.data.tags["pat.rule"] == "train"
+    assert run.data.tags["mlflow.runColor"].startswith("#")
+    for item in run.inputs.dataset_inputs:
+        columns = [each["name"] for each in json.loads(item.dataset.schema)["mlflow_colspec"]]
+        assert columns == ["data_source", "ability"]
 
 
 def test_a_stage_that_ran_again_replaces_its_run_alone(tracked):

@@ -131,7 +131,7 @@ def _mlflow(name: str) -> str:
     """Where MLflow shows the experiment: the server that jobs log to, else the one that `make ui` starts."""
     uri = os.environ.get("MLFLOW_TRACKING_URI", "")
     base = uri.rstrip("/") if uri.startswith(("http://", "https://")) else LOCAL_UI
-    return f"{base}/#/experiments?experimentSearchFilter={quote(name)}"
+    return f"{base}/#/experiments?experimentSearchFilter={quote(name)}&workflowType=machine_learning"
 
 
 def _glue(text: str) -> str:
