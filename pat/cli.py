@@ -216,7 +216,8 @@ def check(config: ConfigPath = DEFAULT) -> None:
     for name, experiment in configfile.load(config).items():
         for warning in configfile.warnings(experiment):
             typer.echo(f"warning: {warning}", err=True)
-        typer.echo(f"{name}: arms {', '.join(experiment.arms)}; {experiment.model.source}, {experiment.data.source}")
+        arms = ", ".join(experiment.arms) or "none, only simulated"
+        typer.echo(f"{name}: arms {arms}; {experiment.model.source}, {experiment.data.source}")
 
 
 @app.command()

@@ -173,7 +173,7 @@ class Report(Section):
 
 class Tracking(Section):
     uri: Text = "sqlite:///results/mlflow.db"
-    """MLflow's tracking store or server."""
+    """MLflow's tracking store or server. The variable MLFLOW_TRACKING_URI, where set, goes before it."""
     artifacts: Text = "results/mlartifacts"
     """Where MLflow keeps files, unless a server decides."""
 
@@ -185,8 +185,8 @@ class Config(Section):
     """Processes (a GPU each, or a core) that generate together."""
     tp_sizes: Positives
     """Tensor-parallel sizes that may be used: divisors of ranks, each of the next. Iterations begin at the smallest."""
-    arms: Annotated[tuple[Text, ...], Field(min_length=1)]
-    """What is compared: tpK stays at tensor-parallel size K, pat switches by itself."""
+    arms: tuple[Text, ...]
+    """What is trained and compared: tpK stays at tensor-parallel size K, pat switches by itself. []: only simulate."""
     seed: Natural = 0
     """Seed of weights, sampling and order."""
     model: Model

@@ -114,6 +114,9 @@ def _tp_and_arms(config: Config) -> Iterator[Problem]:
     arms = [*(f"tp{tp}" for tp in config.tp_sizes), "pat"]
     if len(set(config.arms)) < len(config.arms) or not set(config.arms) <= set(arms):
         yield Problem(("arms",), shown(list(config.arms)), f"each of {', '.join(arms)} once at most")
+    if config.arms and config.model.source in PUBLISHED:
+        allowed = f"[], or model.source: the folder of a checkpoint; of {config.model.source} only the shape is known"
+        yield Problem(("arms",), shown(list(config.arms)), allowed)
 
 
 def _rollout(config: Config) -> Iterator[Problem]:

@@ -117,7 +117,7 @@ def load(directory: Path) -> Experiment:
         raise FileNotFoundError(f"{fit} is missing")
     return Experiment(
         name=directory.resolve().name,
-        hardware=_json(directory / "hardware.json") if arms else None,
+        hardware=_json(directory / "hardware.json") if arms or (directory / "hardware.json").exists() else None,
         arms={arm.name: arm for arm in arms},
         not_run=tuple(name for name in wanted if name not in found),
         predictor_errors=_json(errors) if needs_predictor or errors.exists() else None,

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from itertools import pairwise
 from pathlib import Path
 
@@ -34,7 +35,7 @@ files = {{
     "predictor": [f"predictor/{{f}}" for f in ("model.json", "errors.json", "fit.png")],
     "train": [f"{{train}}{{t}}.parquet" for t in tables] + [train + "run.json"],
     "simulate": ["simulate/arms.parquet", "simulate/summary.json"],
-    "report": ["report/index.html", "report/summary.json"],
+    "report": ["report/index.html", "report/headline.png", "report/summary.json"],
     "track": ["tracking/" + option.get("--stage", "") + ".json"],
 }}
 for name in files[stage]:
@@ -241,7 +242,27 @@ def test_a_failed_stage_says_why_and_keeps_the_rest(project):
 def test_a_machine_that_is_not_here_needs_neither_a_checkpoint_nor_its_gpus(tmp_path):
     pytest.importorskip("aiconfigurator_core")
     folder, name = copy_project(tmp_path), "h100-llama3.1-8b"
-    goal = f"results/{name}-128/simulate/summary.json"
-    plan = snakemake(folder, "-n", goal, "--configfile", f"config/{name}.yaml")
+    plan = snakemake(folder, "-n", "all", "--configfile", f"config/{name}.yaml")
     jobs = set(re.findall(r"^Job \d+: (\w+).* \(h100-llama3\.1-8b-128\)$", plan, re.M))
-    assert jobs == {"Settings", "Profile", "Predictor", "Simulation"}
+    assert jobs == {"Settings", "Profile", "Predictor", "Simulation", "Report", "MLflow"}
+
+
+def test_another_tracker_only_logs_again(project, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracker:5000")
+    assert {job.split()[0] for job in planned(project)} == {"track"}
+
+
+def test_rollouts_that_were_measured_meanwhile_go_into_the_report(project):
+    (project / "results" / "bench").mkdir()
+    (project / "results" / "bench" / "rollout.json").write_text("{}")
+    assert planned(project) == REPORT
+
+
+def test_snakemakes_own_report_holds_the_page_and_the_figures(finished, tmp_path):
+    page = tmp_path / "report.zip"
+    snakemake(finished, "all", "--report", str(page))
+    with zipfile.ZipFile(page) as archive:
+        names = archive.namelist()
+    assert any(name.endswith("report.html") for name in names)
+    kept = [Path(name).name for name in names if "/data/" in name]
+    assert {"index.html", "headline.png", "fit.png"} <= set(kept)

@@ -62,13 +62,13 @@ CODE = {
     "train-pat": ["layout.py", "seam.py", "policy.py", "engine/**/*.py", "rl/**/*.py"],
     "simulate": ["layout.py", "policy.py", "predictor/*.py", "simulate/*.py"],
     "report": ["report/*"],
-    "tracking": ["tracking.py", "facts.py"],
+    "tracking": ["tracking.py", "facts.py", "facts_overview.py"],
 }
 
 
 wildcard_constraints:
     experiment="|".join(map(re.escape, EXPERIMENTS)),
-    arm="|".join(map(re.escape, ARMS)),
+    arm="|".join(map(re.escape, ARMS)) or "(?!)",
 
 
 def code(stage):
@@ -82,7 +82,20 @@ def code(stage):
 def stages(experiment):
     """Stages of ``experiment``, in the order in which they run."""
     arms = [f"train-{arm}" for arm in EXPERIMENTS[experiment].arms]
-    return ["hardware", "assets", "profile", "predictor", *arms, "simulate", "report"]
+    first = ["hardware", "assets"] if here(experiment) else []
+    return [*first, "profile", "predictor", *arms, "simulate", "report"]
+
+
+def here(experiment):
+    """Whether anything of it runs on this machine, rather than being looked up and simulated."""
+    each = EXPERIMENTS[experiment]
+    return bool(each.arms) or each.profile.source == "engine"
+
+
+def prepared(wildcards):
+    if not here(wildcards.experiment):
+        return []
+    return expand([*rules.hardware.output, *OUTCOME["assets"]], experiment=wildcards.experiment)
 
 
 def ranks(wildcards):

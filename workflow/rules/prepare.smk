@@ -109,9 +109,13 @@ rule predictor:
         config="results/{experiment}/config/predictor.json",
         code=code("predictor"),
     output:
-        expand(
-            "results/{{experiment}}/predictor/{name}",
-            name=["model.json", "errors.json", "fit.png"],
+        "results/{experiment}/predictor/model.json",
+        "results/{experiment}/predictor/errors.json",
+        report(
+            "results/{experiment}/predictor/fit.png",
+            caption="../report/fit.rst",
+            category="{experiment}",
+            labels={"shows": "latency model against the profile"},
         ),
     log:
         "results/{experiment}/logs/predictor.log",

@@ -6,25 +6,34 @@ OUTCOME = {
     "profile": rules.profile.output,
     "predictor": rules.predictor.output,
     "simulate": rules.simulate.output,
-    "report": [
-        "results/{experiment}/report/index.html",
-        "results/{experiment}/report/summary.json",
-    ],
 }
+ROLLOUTS = "results/bench/rollout.json"  # left by `pat bench rollout`, if somebody ran it
 
 
 rule report:
     input:
         trained,
-        hardware=rules.hardware.output,
-        assets=OUTCOME["assets"],
+        prepared,
+        lambda w: [ROLLOUTS] if Path(ROLLOUTS).exists() else [],
         profile=rules.profile.output,
         predictor=rules.predictor.output,
         simulate=rules.simulate.output,
         config="results/{experiment}/config/report.json",
         code=code("report"),
     output:
-        OUTCOME["report"],
+        report(
+            "results/{experiment}/report/index.html",
+            caption="../report/page.rst",
+            category="{experiment}",
+            labels={"shows": "report, one page"},
+        ),
+        report(
+            "results/{experiment}/report/headline.png",
+            caption="../report/headline.rst",
+            category="{experiment}",
+            labels={"shows": "generation time of each arm"},
+        ),
+        "results/{experiment}/report/summary.json",
     log:
         "results/{experiment}/logs/report.log",
     benchmark:
@@ -38,7 +47,11 @@ rule report:
         "pat logged {log} report --config {input.config}"
 
 
-# The only writer of MLflow's database. On a shared filesystem SQLite stands no second one: see the profiles.
+OUTCOME["report"] = rules.report.output
+
+
+# The only writer of MLflow's database. On a shared filesystem SQLite stands no second one: see the profiles. To a
+# server, chosen by the variable, any number may write; what another place holds already is logged there again.
 rule track:
     input:
         outcome,
@@ -55,6 +68,8 @@ rule track:
         "../../envs/conda-cpu.yaml"
     resources:
         mlflow=1,
+    params:
+        uri=os.environ.get("MLFLOW_TRACKING_URI", ""),
     message:
         "MLflow, {wildcards.stage} ({wildcards.experiment})"
     shell:
