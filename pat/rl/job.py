@@ -165,8 +165,6 @@ def variables(out: Path, nodes: int = 1) -> dict[str, str]:
             values["GLOO_SOCKET_IFNAME"] = "lo"
     values |= processes.one_vendor()
     values |= needed
-    if "CUDA_VISIBLE_DEVICES" in values:
-        values.pop("ROCR_VISIBLE_DEVICES", None)  # Slurm sets both; verl's workers refuse that
     if environment.has_accelerator():
         return values
     values |= environment.ONE_THREAD

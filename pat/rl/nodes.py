@@ -20,6 +20,7 @@ from pat.rl import processes, ray_node, slurm_job
 POLL_S = 0.2
 JOIN_S = 180.0  # longest that Ray may take to start on all nodes, seconds; a shared file system may be slow
 END_S = 20.0  # longest that it may take to end on them when asked
+AGENT = (sys.executable, "-m", "pat.rl.ray_node")
 
 
 class NodesFailed(RuntimeError):
@@ -65,16 +66,14 @@ class Nodes:
     def start(self) -> None:
         deadline = time.monotonic() + JOIN_S
         own, others = self.names[0], self.names[1:]
-        agent = [sys.executable, "-m", "pat.rl.ray_node"]
-        start = [*agent, "start", self.address, str(self.ranks), self._folder, str(self.logs)]
+        start = [*AGENT, "start", self.address, str(self.ranks), self._folder, str(self.logs)]
         self._launch(own, [*start, "--head"], self.variables)
         while not self._listens():
             self._wait(deadline, [])
         self._launch(", ".join(others), slurm_job.srun(others, start), slurm_job.outside_of_step(self.variables))
         with (self.logs / "joined").open("wb+") as told:
-            command = [*agent, "joined", self.address, str(len(self.names))]
             waiting = subprocess.Popen(
-                command,
+                [*AGENT, "joined", self.address, str(len(self.names))],
                 env=self.variables,
                 stdout=told,
                 stderr=subprocess.DEVNULL,
@@ -130,10 +129,11 @@ class Nodes:
         return json.loads(lines[-1]) if lines else []
 
     def _wait(self, deadline: float, joined: list[str]) -> None:
-        missing = [name for name in self.names if name not in joined]
-        for agent in self._agents.values():
+        for names, agent in self._agents.items():
             if agent.poll() is not None:
-                raise self._failed(f"Ray did not start on {', '.join(missing)}", missing)
+                ended = [name for name in names.split(", ") if name not in joined] or names.split(", ")
+                raise self._failed(f"Ray did not start on {', '.join(ended)}", ended)
+        missing = [name for name in self.names if name not in joined]
         if time.monotonic() > deadline:
             raise self._failed(f"no Ray on {', '.join(missing)} within {JOIN_S:.0f} s", missing)
         time.sleep(POLL_S)

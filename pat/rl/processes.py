@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import signal
 import sys
 
@@ -53,6 +54,16 @@ def exit_on_sigterm() -> None:
         sys.exit(128 + number)
 
     signal.signal(signal.SIGTERM, leave)
+
+
+def one_vendor() -> dict[str, str]:
+    """This process's environment as verl takes it.
+
+    Slurm names a job's GPUs in the variables of every vendor unless its gres.conf says which there is; verl refuses
+    to start with AMD's beside CUDA's.
+    """
+    unwanted = {"ROCR_VISIBLE_DEVICES"} if "CUDA_VISIBLE_DEVICES" in os.environ else set()
+    return {name: value for name, value in os.environ.items() if name not in unwanted}
 
 
 def end_with_parent() -> None:

@@ -58,7 +58,9 @@ def start(address: str, ranks: int, folder: Path, logs: Path, head: bool) -> int
     processes.adopt_orphans()
     with (logs / f"{node_name()}.log").open("wb") as log:
         command = ray_start(address, ranks, folder, head)
-        ray = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+        ray = subprocess.Popen(
+            command, env=processes.one_vendor(), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
         try:
             os.set_blocking(sys.stdin.fileno(), False)
             while ray.poll() is None and not _ended(sys.stdin.fileno()):

@@ -197,3 +197,13 @@ def test_a_training_goes_on_from_the_checkpoint_that_it_is_given(experiment):
     told = composed(overrides(experiment, train={"save_every": 2})).trainer
     assert (told.save_freq, told.resume_mode) == (2, "disable")
     assert composed(overrides(experiment)).trainer.save_freq == -1
+
+
+def test_slurms_variables_of_other_vendors_are_left_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0,1")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert job.variables(tmp_path)["ROCR_VISIBLE_DEVICES"] == "0,1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    told = job.variables(tmp_path)
+    assert told["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert "ROCR_VISIBLE_DEVICES" not in told

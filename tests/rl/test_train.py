@@ -113,7 +113,7 @@ def test_a_good_run_leaves_tables_and_says_what_it_was(run, cfg, tmp_path, capsy
     run(f"cp -r {good}/* $1; mkdir $1/hydra; echo fine")
     out = tmp_path / "train" / "tp1"
     tables = {f"{name}.parquet" for name in ("iterations", "requests", "switches", "decode")}
-    assert {file.name for file in out.iterdir()} == {*tables, "run.json", "log.txt", "verl.jsonl"}
+    assert {file.name for file in out.iterdir()} == {*tables, "run.json", "log.txt", "verl.jsonl", "usage.parquet"}
     about = json.loads((out / "run.json").read_text())
     assert about["arm"] == "tp1"
     assert about["config"] == cfg.model_dump(mode="json")
