@@ -96,3 +96,23 @@ def deal(weights: Sequence[int], replicas: int) -> list[int]:
         owner[index] = replica
         load[replica] = (count + 1, tokens + weights[index], replica)
     return owner
+
+
+def rebalance(owner: Sequence[int], weights: Sequence[int], replicas: int) -> list[int]:
+    """The replica of each request after moving as few, and as light ones, as it takes to make the counts even.
+
+    owner: the replica of each request now.  Requests go, lightest first, from a replica with the most requests (of
+    those the one with the most tokens) to one with the fewest (and the fewest tokens).
+    """
+    owner = list(owner)
+    held = [sorted((weights[i], i) for i, o in enumerate(owner) if o == replica) for replica in range(replicas)]
+    load = [(len(requests), sum(weight for weight, _ in requests)) for requests in held]
+    while True:
+        full = max(range(replicas), key=lambda replica: (load[replica], -replica))
+        free = min(range(replicas), key=lambda replica: (load[replica], replica))
+        if load[full][0] - load[free][0] < 2:
+            return owner
+        weight, index = held[full].pop(0)
+        owner[index] = free
+        load[full] = (load[full][0] - 1, load[full][1] - weight)
+        load[free] = (load[free][0] + 1, load[free][1] + weight)

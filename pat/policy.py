@@ -20,7 +20,9 @@ SCENARIOS = 32
 MIN_SCENARIOS = 8
 MAX_CELLS = 16384  # scenarios x live requests
 # A switch must shorten the remaining time by this share at least: predictions are no better than that.
-LEAST_GAIN = 0.005
+LEAST_GAIN = 0.01
+# A rebalance must: it changes which request meets which scenario, and the longest of the replicas is mostly noise.
+REBALANCE_GAIN = 0.05
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class RolloutState:
     """A generation stage at a step boundary.
 
     replicas: the live requests of each replica of the current layout.  cap: most new tokens of a request.
-    switches, switch_s: live switches so far in this stage and the seconds they took.  elapsed_s: since its
-    first arrival.
+    switches: changes of tp so far in this stage.  switch_s: seconds that these and rebalances took.
+    elapsed_s: since its first arrival.
     """
 
     tp: int
@@ -54,7 +56,7 @@ class RolloutState:
 
 @dataclass(frozen=True)
 class Decision:
-    """The tp to run at from now on; the state's own tp means stay.
+    """The tp to run at from now on; the state's own tp means stay, or, with `rebalance`, spread the requests anew.
 
     saving_s: expected remaining seconds of staying for good minus those from the new layout on (later switches
     and what they cost included), this switch left out.  cost_s: expected seconds of the switch, to be set
@@ -68,6 +70,11 @@ class Decision:
     cost_s: float | None = None
     kv: Mode | None = None
     remaining_s: dict[int, float] = field(default_factory=dict)
+    rebalance: bool = False
+
+    def changes(self, tp: int) -> bool:
+        """Whether there is anything to do at `tp`."""
+        return self.rebalance or self.tp != tp
 
 
 class Policy(Protocol):
@@ -122,8 +129,9 @@ class Predictive:
     A decision takes time in proportion to (tp sizes) x (scenarios x live requests); fewer scenarios for many
     requests keep the second factor at MAX_CELLS.
 
-    kv: "auto" takes the cheaper way by the switch model.  samples: responses to each prompt.  ValueError when
-    the predictor lacks a tp or a pair.
+    kv: "auto" takes the cheaper way by the switch model.  samples: responses to each prompt.  rebalance: the
+    unfinished requests may be spread anew at the same tp, if the predictor knows what that costs.  ValueError
+    when the predictor lacks a tp or a pair.
     """
 
     def __init__(
@@ -136,6 +144,7 @@ class Predictive:
         max_switches: int,
         kv: Literal["auto", "migrate", "recompute"] = "auto",
         samples: int = 1,
+        rebalance: bool = True,
     ):
         self.predictor = predictor
         self.lengths = lengths
@@ -148,11 +157,11 @@ class Predictive:
             (a, b): tuple(m for m in predictor.switch.modes(a, b) if kv in ("auto", m))
             for a in self.tp_sizes
             for b in self.tp_sizes
-            if a != b
+            if a != b or rebalance
         }
         profiled = set(predictor.decode.tp_sizes) & set(predictor.prefill.tp_sizes)
         lacking = [f"latency of tp {tp}" for tp in self.tp_sizes if tp not in profiled]
-        lacking += [f"switch {a}->{b} ({kv})" for (a, b), modes in self.modes.items() if not modes]
+        lacking += [f"switch {a}->{b} ({kv})" for (a, b), modes in self.modes.items() if a != b and not modes]
         if lacking:
             raise ValueError(f"the predictor lacks: {', '.join(lacking)}; profile tp sizes {list(self.tp_sizes)}")
 
@@ -162,20 +171,21 @@ class Predictive:
     def decide(self, state: RolloutState) -> Decision:
         if not state.live:
             return Decision(self.tp_sizes[0])
-        if state.switches >= self.max_switches or len(self.tp_sizes) == 1:
-            return Decision(state.tp)
         switches = min(self.max_switches - state.switches, len(self.tp_sizes)) - 1
         remaining = self._remaining(state)
         outlook = Outlook(
             self.predictor, self.modes, state, remaining, self.tp_sizes, switches, self.margin, self.samples
         )
-        stay, plans = outlook.stay_s, list(outlook.plans())
-        seconds = {state.tp: stay} | {plan.tp: plan.alone_s for plan in plans}
+        stay = outlook.stay_s
+        plans = [plan for plan in outlook.plans() if switches >= 0 or plan.tp == state.tp]
+        seconds = {plan.tp: plan.alone_s for plan in plans} | {state.tp: stay}
         best = min((plan for plan in plans if self._affordable(plan, state)), key=self._value, default=None)
         least = self._value(best) if best else np.inf
-        if least > stay * (1 - LEAST_GAIN) or outlook.wait_s(least) < least:
+        # A rebalance that is put off can be made at any later moment: it must gain by itself, not by what follows it.
+        patience = REBALANCE_GAIN * stay if best and best.tp == state.tp else 0.0
+        if least > stay * (1 - LEAST_GAIN) or outlook.wait_s(least + patience) < least + patience:
             return Decision(state.tp, remaining_s=seconds)
-        return Decision(best.tp, stay - best.after_s, best.cost_s, best.kv, seconds)
+        return Decision(best.tp, stay - best.after_s, best.cost_s, best.kv, seconds, best.tp == state.tp)
 
     def _remaining(self, state: RolloutState) -> np.ndarray:
         """Remaining tokens (scenarios, live)."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat.layout import Layout, deal, legal_tp, neighbours
+from pat.layout import Layout, deal, legal_tp, neighbours, rebalance
 
 
 @st.composite
@@ -196,3 +196,22 @@ def test_two_replicas_differ_by_no_more_than_the_heaviest_request(weights):
     owners = deal(weights, 2)
     totals = [sum(w for w, o in zip(weights, owners, strict=True) if o == replica) for replica in (0, 1)]
     assert abs(totals[0] - totals[1]) <= max(weights)
+
+
+@settings(deadline=None)
+@given(data=st.data(), replicas=st.integers(1, 6))
+def test_a_rebalance_evens_the_counts_and_moves_no_more_than_it_must(data, replicas):
+    weights = data.draw(WEIGHTS)
+    owner = data.draw(st.lists(st.integers(0, replicas - 1), min_size=len(weights), max_size=len(weights)))
+    after = rebalance(owner, weights, replicas)
+    counts, before = ([each.count(replica) for replica in range(replicas)] for each in (after, owner))
+    assert sum(counts) == len(weights)
+    assert max(counts) - min(counts) <= 1
+    least, larger = divmod(len(weights), replicas)  # `larger` replicas end with one request more
+    surplus = sorted((count - least for count in before), reverse=True)
+    needed = sum(max(s - (rank < larger), 0) for rank, s in enumerate(surplus))
+    assert sum(a != b for a, b in zip(owner, after, strict=True)) == needed
+    for replica in range(replicas):  # the lightest of a replica leave
+        left = [weights[i] for i, o in enumerate(owner) if o == replica != after[i]]
+        kept = [weights[i] for i, o in enumerate(owner) if o == replica == after[i]]
+        assert not left or not kept or max(left) <= min(kept)

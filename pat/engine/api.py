@@ -232,9 +232,29 @@ class Engine(Unsupported, WeightUpdates, sg.Engine):
         if (kv or "auto") not in KV_CHOICES:
             raise ValueError(f"kv={kv!r}: allowed are {', '.join(KV_CHOICES)}")
 
+        return await self._alone(tp, kv or "auto", decision, rows)
+
+    def rebalance(self, kv: str = "auto") -> dict:
+        """Spread the unfinished requests evenly over the replicas now; see ``async_rebalance``."""
+        return self.loop.run_until_complete(self.async_rebalance(kv))
+
+    async def async_rebalance(
+        self, kv: str | None = "auto", *, decision: Decision | None = None, rows: records.Rows | None = None
+    ) -> dict:
+        """Move as many unfinished requests to other replicas of the present size as it takes to make the counts even.
+
+        A switch as any other, with its record and its errors; those that stay where they are keep their KV.
+        """
+        if (kv or "auto") not in KV_CHOICES:
+            raise ValueError(f"kv={kv!r}: allowed are {', '.join(KV_CHOICES)}")
+        return await self._alone(None, kv or "auto", decision, rows)
+
+    async def _alone(self, tp: int | None, *arguments) -> dict:
+        """One switch at a time, to its end even if who asked for it does not wait; tp None: rebalance."""
+
         async def alone() -> dict:
             async with self.switching:
-                return await self._switch(tp, kv or "auto", decision, rows)
+                return await self._switch(tp or self.layout.tp, *arguments, rebalance=tp is None)
 
         return await asyncio.shield(asyncio.ensure_future(alone()))
 
@@ -245,14 +265,22 @@ class Engine(Unsupported, WeightUpdates, sg.Engine):
             await self._switch(self.settings.base, "auto")
             yield
 
-    async def _switch(self, tp: int, kv: str, decision: Decision | None = None, rows: records.Rows | None = None):
+    async def _switch(
+        self,
+        tp: int,
+        kv: str,
+        decision: Decision | None = None,
+        rows: records.Rows | None = None,
+        rebalance: bool = False,
+    ) -> dict:
         asked = time.monotonic()
-        if tp == self.layout.tp:
+        if tp == self.layout.tp and (not rebalance or self.layout.dp == 1):
             self.watch.check()
             return records.nothing(tp, kv, asked, decision, rows)
         self.tokenizer_manager.check_memory()
         epoch = 1 + self.boards[0].epoch
-        values = {SWITCH: tp, "pat_epoch": epoch, "pat_kv": KV_CHOICES.index(kv)} | self.kv_costs.to_message()
+        values = {SWITCH: tp, "pat_epoch": epoch, "pat_kv": KV_CHOICES.index(kv), "pat_rebalance": int(rebalance)}
+        values |= self.kv_costs.to_message()
         message = sg.SetInternalStateReq(server_args=values)
         deadline_s = self.settings.switch_deadline_s
         try:

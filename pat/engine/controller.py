@@ -117,19 +117,21 @@ class Controller:
         before = time.perf_counter()
         decision = self.policy.decide(state)
         self.decision_s.append(time.perf_counter() - before)
-        if decision.tp != state.tp:
+        if decision.changes(state.tp):
             await self._switch(decision, rows)
 
     async def _switch(self, decision: Decision, rows: list[list[tuple[int, int, int]]]) -> None:
         try:
-            record = await self.engine.async_switch(decision.tp, kv=decision.kv, decision=decision, rows=rows)
+            if decision.rebalance:
+                record = await self.engine.async_rebalance(decision.kv, decision=decision, rows=rows)
+            else:
+                record = await self.engine.async_switch(decision.tp, kv=decision.kv, decision=decision, rows=rows)
         except SwitchUndone as undone:
             log.warning("PAT: %s; staying at tp %d until this generation ends", undone, self.engine.layout.tp)
             self._given_up = True
             return
-        if record["tp_from"] != record["tp_to"]:  # else somebody has switched there meanwhile
-            self.switches += 1
-            self.switch_s += record["total_s"]
+        self.switches += record["tp_from"] != record["tp_to"]  # else a rebalance, or somebody has switched meanwhile
+        self.switch_s += record["total_s"]
 
     def state(self, rows: list[list[tuple[int, int, int]]]) -> RolloutState:
         """What the policy sees, from the boards' rows of each replica."""

@@ -154,7 +154,7 @@ def order_of(values: dict):
 
     kv = KV_CHOICES[int(values["pat_kv"])]
     costs = KvCosts.from_message(values) if kv == "auto" else None
-    return Order(int(values[SWITCH]), int(values["pat_epoch"]), kv, costs)
+    return Order(int(values[SWITCH]), int(values["pat_epoch"]), kv, costs, bool(values["pat_rebalance"]))
 
 
 class RouteToLeaders:

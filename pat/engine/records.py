@@ -20,6 +20,7 @@ def merge(ranks: list[dict], asked: float, decision: Decision | None = None, row
     phases = {name: after - before for name, (before, after) in zip(PHASES, pairwise(ends), strict=True)}
     counted = {
         "unfinished": ranks[0]["unfinished"],
+        "requests_moved": ranks[0]["requests_moved"],
         "kv_tokens_moved": ranks[0]["kv_tokens_moved"],
         "kv_tokens_recomputed": ranks[0]["kv_tokens_recomputed"],
         "bytes_moved": sum(rank["bytes_moved"] for rank in ranks),
@@ -35,7 +36,7 @@ def nothing(tp: int, kv: str, now: float, decision: Decision | None = None, rows
 
 
 def _record(tp_from, tp_to, kv, asked, end, counted, phases, decision, rows) -> dict[str, Any]:
-    counts = ("unfinished", "kv_tokens_moved", "kv_tokens_recomputed", "bytes_moved")
+    counts = ("unfinished", "requests_moved", "kv_tokens_moved", "kv_tokens_recomputed", "bytes_moved")
     return {
         "tp_from": tp_from,
         "tp_to": tp_to,

@@ -12,7 +12,7 @@ import torch
 
 from pat.engine import sglang_api as sg
 from pat.engine.settings import KvCosts
-from pat.layout import deal
+from pat.layout import deal, rebalance
 
 TOKEN = np.dtype(">i8")
 
@@ -114,19 +114,35 @@ class Placed:
 
 
 def place(
-    requests: list[Unfinished], replicas: int, *, tokens: int, rows: int, sharing: bool, costs: KvCosts | None
+    requests: list[Unfinished],
+    replicas: int,
+    *,
+    tokens: int,
+    rows: int,
+    sharing: bool,
+    kv: str = "migrate",
+    costs: KvCosts | None = None,
+    same_layout: bool = False,
 ) -> list[Placed]:
     """Deal the requests to the replicas of the new layout, and choose for each whether its KV moves; pure.
 
-    The KV of a request stays behind (kv_tokens 0: it is prefilled again) where that is cheaper by ``costs`` (None:
-    moving always is), or where it does not fit: a replica has room for ``tokens`` tokens, of which each request
-    needs one more for its next step, and runs ``rows`` requests. sharing: whether the cache can share prefixes.
+    The KV of a request stays behind (kv_tokens 0: it is prefilled again) if ``kv`` is "recompute", where that is
+    cheaper by ``costs`` (None: moving always is), or where it does not fit: a replica has room for ``tokens`` tokens,
+    of which each request needs one more for its next step, and runs ``rows`` requests. sharing: whether the cache can
+    share prefixes. same_layout: only as many requests leave their replica as it takes to make the counts even; those
+    that stay keep their KV.
     """
+    if same_layout:
+        targets = rebalance([r.source for r in requests], [r.kv_tokens for r in requests], replicas)
+    else:
+        targets = assign(requests, replicas)
     requests = [
-        replace(r, kv_tokens=0) if r.kv_tokens and costs and not costs.moving_is_cheaper(r.kv_tokens) else r
-        for r in requests
+        replace(r, kv_tokens=0)
+        if not (same_layout and r.source == target)
+        and (kv == "recompute" or (costs and not costs.moving_is_cheaper(r.kv_tokens)))
+        else r
+        for r, target in zip(requests, targets, strict=True)
     ]
-    targets = assign(requests, replicas)
     earlier: dict[tuple, _Prefixes] = {}
     room, free_rows, placed = [tokens] * replicas, [rows] * replicas, []
     for request, target in zip(requests, targets, strict=True):

@@ -35,12 +35,16 @@ CAPACITY_HOLDERS = ("pool_stats_observer", "invariant_checker", "kv_events_publi
 
 @dataclass(frozen=True)
 class Order:
-    """What the engine asks of all ranks. costs: for "auto", what moving and prefilling a request's KV take."""
+    """What the engine asks of all ranks. costs: for "auto", what moving and prefilling a request's KV take.
+
+    rebalance: if ``tp`` is the present size, spread the unfinished requests anew.
+    """
 
     tp: int
     epoch: int
     kv: str
     costs: KvCosts | None = None
+    rebalance: bool = False
 
 
 class Switcher:
@@ -102,12 +106,10 @@ class Switcher:
             self._agree(ranks.shared("agree", lambda: (order, self.layout.tp, self.epoch)))
             agreed = True
             new = Layout(self.settings.ranks, order.tp)
-            if old != new:
+            if old != new or order.rebalance:
                 locations = ranks.phase("quiesce", self._quiesce)
-                packed = ranks.shared("collect", lambda: self._pack(locations, order.kv))
-                plan, exchange = ranks.phase(
-                    "move", lambda: self._prepare(new, self._unpack(packed), locations, order.costs)
-                )
+                packed = ranks.shared("collect", lambda: self._pack(locations))
+                plan, exchange = ranks.phase("move", lambda: self._prepare(new, self._unpack(packed), locations, order))
                 ranks.phase("exchange", lambda: self._exchange(new, exchange))
                 ranks.last_phase("rebind", lambda: self._rebind(new))
                 ranks.last_phase("resume", lambda: self._resume(plan))
@@ -150,9 +152,9 @@ class Switcher:
         self._stopped = True
         return locations
 
-    def _pack(self, locations: dict[str, torch.Tensor], kv: str) -> bytes:
+    def _pack(self, locations: dict[str, torch.Tensor]) -> bytes:
         """This replica's unfinished requests, from its leader."""
-        kv_tokens = {} if kv == "recompute" else {rid: len(where) for rid, where in locations.items()}
+        kv_tokens = {rid: len(where) for rid, where in locations.items()}
         return unfinished.pack(self.scheduler.waiting_queue, kv_tokens) if self.is_leader else b""
 
     def _unpack(self, packed: list[bytes]) -> list[Unfinished]:
@@ -168,7 +170,7 @@ class Switcher:
         new: Layout,
         requests: list[Unfinished],
         locations: dict[str, torch.Tensor],
-        costs: KvCosts | None,
+        order: Order,
     ) -> tuple[list[tuple[Placed, torch.Tensor | None]], Exchange | None]:
         """Deal the requests to the new replicas and make room for their KV.
 
@@ -184,7 +186,9 @@ class Switcher:
             tokens=self.pool.resize(len(new.kv_heads(rank, self.pool.kv_heads))),
             rows=min(scheduler.req_to_token_pool.size, scheduler.max_running_requests),
             sharing=scheduler.tree_cache.supports_prefix_sharing(),
-            costs=costs,
+            kv=order.kv,
+            costs=order.costs,
+            same_layout=new == self.layout,
         )
         moves, here, there, plan = [], [], [], []
         for item in placed:
@@ -202,8 +206,10 @@ class Switcher:
                 moves.append(move)
                 here.append(locations[request.req.rid][item.shared :] if mine else None)
                 there.append(fresh)
+        stays = new == self.layout  # then what stays at its replica is not counted as moved
         record.unfinished = len(requests)
-        record.kv_tokens_moved = sum(move.tokens for move in moves)
+        record.requests_moved = sum(not stays or item.target != item.request.source for item in placed)
+        record.kv_tokens_moved = sum(move.tokens for move in moves if not stays or move.source != move.target)
         record.kv_tokens_recomputed = sum(
             p.request.length for p in placed if not p.request.kv_tokens and p.request.req.output_ids
         )

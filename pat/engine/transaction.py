@@ -34,6 +34,7 @@ class Record:
     tp_to: int
     kv: str  # "migrate", "recompute" or "auto"
     unfinished: int = 0  # of the whole group
+    requests_moved: int = 0  # of them, those that went to another layout or another replica
     kv_tokens_moved: int = 0  # of the whole group
     kv_tokens_recomputed: int = 0  # of the whole group
     bytes_moved: int = 0  # sent by this rank to others

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pat.layout import deal
+from pat.layout import deal, rebalance
 from pat.predictor import Predictor
 from pat.predictor.later import Later, Rest
 from pat.predictor.remaining import Drain, deal_evenly, drain, slots, take
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a first switch, to `tp`, and the best later ones make of the stage: means over the scenarios.
+    """What a first switch and the best later ones make of the stage: means over the scenarios.
+
+    tp: of the first switch; the present one is a rebalance.
 
     after_s: from the end of the first switch to the end of the stage, later switches included, each of them counted
     at its cost x (1 + margin).  cost_s: seconds of the first switch.  later_cost_s: of the others, in after_s.
@@ -36,7 +38,8 @@ class Outlook:
     """What the predictor expects of one state that has live requests.
 
     tokens: (s, n) remaining tokens of each live request in each scenario.  modes: the KV modes to choose
-    from, by (tp_from, tp_to), for each pair of `tp_sizes`.  switches: most switches that may follow the first one.
+    from, by (tp_from, tp_to), for each pair of `tp_sizes`, and for a size and itself where a rebalance is
+    allowed.  switches: most switches that may follow the first one.
     samples: requests that have the same prompt; a replica prefills it once.
     """
 
@@ -57,11 +60,11 @@ class Outlook:
         self.tokens = tokens.astype(float)
         self.context = np.array([request.prompt + request.generated for request in state.live], float)
         self.in_kv = np.array([request.generated > 0 for request in state.live])
-        owner = [replica for replica, requests in enumerate(state.replicas) for _ in requests]
-        self.stay = self._run(state.tp, slots(owner, len(state.replicas)))
+        self.owner = [replica for replica, requests in enumerate(state.replicas) for _ in requests]
+        self.stay = self._run(state.tp, slots(self.owner, len(state.replicas)))
         self.rest = Rest.of(predictor.decode, self.tp_sizes, self.ranks, self.tokens, self.context)
         self._cost = lambda a, b: self._switch_s(a, b, self.rest.left, self.rest.kv_tokens)[0]
-        self._after_one = Later.of(self.rest, self._cost, switches, margin)
+        self._after_one = Later.of(self.rest, self._cost, max(switches, 0), margin)
         self._first = Later.of(self.rest, self._cost, switches + 1, margin)
 
     @property
@@ -93,15 +96,23 @@ class Outlook:
         return self._run(tp, slots(deal(self.context.tolist(), replicas), replicas))
 
     def plans(self) -> Iterator[Plan]:
-        """A switch at once, to each other tp; requests without KV cost nothing to move."""
-        requests, kv_tokens = np.array([self.in_kv.sum()]), np.array([self.context[self.in_kv].sum()])
+        """A switch at once, to each other tp, or a rebalance; requests without KV cost nothing to move."""
         for tp in self.tp_sizes:
             if tp != self.tp:
-                cost, kv = self._switch_s(self.tp, tp, requests, kv_tokens)
-                run = self.run(tp)
-                alone = float(run.seconds.mean())
-                after, later = self._continued(tp, run, self._after_one)
-                yield Plan(tp, float(cost[0]), kv[0], *((after, later) if after < alone else (alone, 0.0)), alone)
+                yield self._plan(tp, self.run(tp), self.in_kv)
+        counts = np.bincount(self.owner, minlength=self.ranks // self.tp)
+        if self.modes.get((self.tp, self.tp)) and counts.max() - counts.min() >= 2:
+            owner = rebalance(self.owner, (self.in_kv * self.context).tolist(), len(counts))
+            moved = self.in_kv & (np.array(owner) != self.owner)
+            yield self._plan(self.tp, self._run(self.tp, slots(owner, len(counts))), moved)
+
+    def _plan(self, tp: int, run: Drain, moved: np.ndarray) -> Plan:
+        """moved: (n,) whether the KV of each request moves."""
+        requests, kv_tokens = np.array([moved.sum()]), np.array([self.context[moved].sum()])
+        cost, kv = self._switch_s(self.tp, tp, requests, kv_tokens)
+        alone = float(run.seconds.mean())
+        after, later = self._continued(tp, run, self._after_one)
+        return Plan(tp, float(cost[0]), kv[0], *((after, later) if after < alone else (alone, 0.0)), alone)
 
     def _continued(self, tp: int, run: Drain, later: Later) -> tuple[float, float]:
         """Seconds of `run` until its best moment to switch and from then on, and the cost of switches in them."""

@@ -80,6 +80,8 @@ def ablations(machine: Machine, limits: Mapping, cap: int) -> dict[str, Arm]:
         "pat-lengths-x0.5": pat(machine, limits, lambda: ScaledLengths(0.5, cap)),
         "pat-lengths-x2": pat(machine, limits, lambda: ScaledLengths(2.0, cap)),
     }
+    if any(machine.predictor.switch.modes(tp, tp) for tp in machine.tp_sizes):
+        arms["pat-no-rebalancing"] = pat(machine, limits, rebalance=False)
     pairs = [(a, b) for a in machine.tp_sizes for b in machine.tp_sizes if a != b]
     for kv in ("recompute", "migrate"):
         if all(kv in machine.predictor.switch.modes(*pair) for pair in pairs):

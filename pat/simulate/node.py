@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pat.layout import deal
+from pat.layout import deal, rebalance
 from pat.policy import Decision, Live, Policy, RolloutState
 from pat.simulate.course import Course
 from pat.simulate.machine import Machine, Requests
@@ -93,7 +93,7 @@ class Node:
             tp=self.tp,
             replicas=tuple(tuple(Live(prompts[i], sofar[i]) for i in queue if live[i]) for queue in self.queues),
             cap=self.requests.cap,
-            switches=len(self.switches),
+            switches=sum(switch.tp_from != switch.tp_to for switch in self.switches),
             switch_s=sum(switch.cost_s for switch in self.switches),
             elapsed_s=self.now + moment,
         )
@@ -101,7 +101,8 @@ class Node:
     def switch(self, moment: float, decision: Decision) -> None:
         """Change to decision.tp once the steps in progress at that moment have ended, if anything is left then.
 
-        Nobody generates while it lasts; then the unfinished requests go on, dealt anew.  Recomputation gives no
+        Nobody generates while it lasts; then the unfinished requests go on, dealt anew, or, where decision.tp is the
+        present size, with as few as it takes moved to even the counts.  Recomputation gives no
         token here, although the engine's does: what it takes is in the cost.
         """
         stopped, gained, in_kv = self.course.stop(moment)
@@ -111,7 +112,9 @@ class Node:
         if not len(unfinished):
             return
         held = self.requests.prompt + generated
-        moved = in_kv & ~ended
+        kept = in_kv & ~ended
+        queues, elsewhere = self._dealt(decision.tp, unfinished, kept, held)
+        moved = kept & elsewhere
         cost, kv = self.machine.switch_s(self.tp, decision.tp, int(moved.sum()), int(held[moved].sum()), decision.kv)
         self._keep_ends(ended)
         at = self.now + stopped
@@ -120,13 +123,27 @@ class Node:
         )
         self.made += self.course.steps(moment)
         self.now, self.tp, self.generated = at + cost, decision.tp, generated
-        replicas = self.machine.ranks // self.tp
-        order = [i for queue in self.queues for i in queue if not ended[i]]
-        queues: list[list[int]] = [[] for _ in range(replicas)]
-        for i, replica in zip(order, deal(held[order].tolist(), replicas), strict=True):
-            queues[replica].append(i)
         self.queues = queues
-        self.course = self._course(moved)
+        self.course = self._course(kept)
+
+    def _dealt(
+        self, tp: int, unfinished: np.ndarray, kept: np.ndarray, held: np.ndarray
+    ) -> tuple[list[list[int]], np.ndarray]:
+        """The queues of the replicas at `tp`, and which requests (n,) leave the replica where they are."""
+        live = set(unfinished.tolist())
+        present = [(i, replica) for replica, queue in enumerate(self.queues) for i in queue if i in live]
+        order, owner = (list(each) for each in zip(*present, strict=True))
+        replicas = self.machine.ranks // tp
+        if tp == self.tp:
+            target = rebalance(owner, np.where(kept, held, 0)[order].tolist(), replicas)
+        else:
+            target = deal(held[order].tolist(), replicas)
+        queues: list[list[int]] = [[] for _ in range(replicas)]
+        elsewhere = np.zeros(len(held), bool)
+        for i, old, new in zip(order, owner, target, strict=True):
+            queues[new].append(i)
+            elsewhere[i] = tp != self.tp or old != new
+        return queues, elsewhere
 
     def _keep_ends(self, ended: np.ndarray) -> None:
         new = ended & (self.course.finish > -np.inf)
@@ -160,7 +177,7 @@ def run_node(machine: Machine, policy: Policy, requests: Requests, number: int =
     while moment is not None:
         live, steps, course = node.course.live(moment), node.course.steps(moment), node.course
         decision = policy.decide(node.state(moment))
-        if decision.tp != node.tp:
+        if decision.changes(node.tp):
             node.switch(moment, decision)
             if node.course is not course:  # else all requests ended with the step
                 moment, steps = 0.0, 0.0
@@ -180,8 +197,8 @@ def _next(node: Node, moment: float, live: int, steps: float, pace: Pace) -> flo
 
 
 def run_schedule(node: Node, changes: Sequence[tuple[int, int]]) -> Node:
-    """`node` after the changes (live, tp): to `tp` as soon as at most so many requests are live."""
+    """`node` after the changes (live, tp), as soon as at most so many are live: to `tp`, or a rebalance if it is there."""
     for live, tp in changes:
-        if tp != node.tp:
+        if tp != node.tp or node.machine.predictor.switch.modes(tp, tp):
             node.switch(node.course.when_live(live), Decision(tp))
     return node

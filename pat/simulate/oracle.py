@@ -23,8 +23,9 @@ class Oracle:
     The schedules tried, for each node by itself:
       - every size from the start, which is set up before the first request and costs nothing, as it does for the
         static arms; and every size by a switch from the smallest before the first token;
-      - from each of these, every single switch: to every other size, when so many requests are left, on a grid of
-        such numbers (each 15 % below the one before; all of them up to 7), and around the best one more closely;
+      - from each of these, every single switch, to every other size, or a rebalance, when so many requests are left,
+        on a grid of such numbers (each 15 % below the one before; all of them up to 7), and around the best one more
+        closely;
       - after the best few of those, the best further switch, on the same grid, and so on up to `max_switches`;
       - `handed_in`: the outcomes of other policies on the same requests, so that the oracle is never behind an arm.
     KV follows by the cheaper way.  So it is the least time of these schedules only: the switches happen when a
@@ -75,7 +76,7 @@ class Oracle:
         for trial in beam:
             for left in grid(trial.left):
                 for tp in self.machine.tp_sizes:
-                    if tp != trial.node.tp:
+                    if tp != trial.node.tp or self.machine.predictor.switch.modes(tp, tp):
                         yield _attempt(trial.node, left, tp)
 
     def _closer(self, trial: "_Trial") -> Iterator["_Trial"]:

@@ -123,6 +123,7 @@ def rank_record(number):
         "tp_to": 2,
         "kv": "auto",
         "unfinished": 5,
+        "requests_moved": 4,
         "kv_tokens_moved": 40,
         "kv_tokens_recomputed": 7,
         "bytes_moved": 1000 + number,

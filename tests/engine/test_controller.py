@@ -43,6 +43,9 @@ class Engine:
         rows = [(100 + i, 10 + i, i) for i in range(self.now[0])]
         return [rows[replica :: self.layout.dp] for replica in range(self.layout.dp)]
 
+    async def async_rebalance(self, kv, *, decision, rows):
+        return await self.async_switch(self.layout.tp, kv, decision=decision, rows=rows) | {"total_s": 0.125}
+
     async def async_switch(self, tp, kv, *, decision, rows):
         async with self.switching:
             self.asked.append((tp, kv, decision, rows))
@@ -284,3 +287,10 @@ def test_the_policy_waits_for_requests_that_no_rank_has_seen_yet():
         return [len(state.live) for state in policy.states]
 
     assert asyncio.run(main()) == [6]
+
+
+def test_a_rebalance_is_carried_out_and_is_no_change_of_tp():
+    spread = Decision(1, kv="migrate", rebalance=True)
+    engine, policy, _ = play(lives(4, 4, 3, 2, 2), {0: spread})
+    assert engine.asked == [(1, "migrate", spread, [[(100, 10, 0), (102, 12, 2)], [(101, 11, 1), (103, 13, 3)]])]
+    assert [(state.switches, state.switch_s) for state in policy.states] == [(0, 0.0), (0, 0.125), (0, 0.125)]

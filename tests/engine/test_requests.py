@@ -90,6 +90,14 @@ def test_kv_moves_where_that_is_cheaper():
     assert KvCosts.from_message(per_request.to_message()) == per_request
 
 
+@pytest.mark.parametrize("kv", ["migrate", "recompute"])
+def test_at_a_rebalance_those_that_stay_keep_their_kv(kv):
+    some = [request([i] * 9, [1] * i, source=0) for i in range(5)] + [request([9], source=1)]
+    placed = place(some, 2, **PLENTY | {"kv": kv}, same_layout=True)
+    assert [one.target for one in placed] == [1, 1, 0, 0, 0, 1]  # the two with the least KV move
+    assert [one.request.kv_tokens for one in placed] == [*((9, 10) if kv == "migrate" else (0, 0)), 11, 12, 13, 1]
+
+
 def test_samples_of_one_prompt_share_the_prompt():
     some = [request([5, 6, 7], output) for output in ([1], [2, 3], [2, 4])]
     assert [one.shared for one in place(some, 1, **PLENTY)] == [0, 3, 4]

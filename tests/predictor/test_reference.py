@@ -198,18 +198,26 @@ def test_derived_switch_costs_add_up():
     )
     assert migrate["kv_tokens"] == recompute["kv_tokens"] == 64 * 4000
     assert migrate["move_s"] == pytest.approx(8 * 4000 * 131072 * 7 / 8 / 100e9 + 32 * 1e-5)
-    assert migrate["prefill_s"] == pytest.approx(0.01 / 8)
+    assert migrate["prefill_s"] == 0.0
     assert (recompute["move_s"], recompute["prefill_s"]) == (0.0, pytest.approx(64 * 4000 * 1e-5 / 8))
     assert migrate["agree_s"] == pytest.approx(0.005 + 0.01)
-    moved = transfer.filter(tp_from=1, requests=64).row(0, named=True)
+    moved = transfer.filter(tp_from=1, tp_to=8, requests=64).row(0, named=True)
     assert moved["bytes"] == 8 * 4000 * 131072 * 7 // 8
     assert moved["seconds"] == migrate["move_s"]
+
+
+def test_at_a_rebalance_one_replica_sends_all_to_the_others():
+    switch, transfer = derived()
+    assert set(switch.select("tp_from", "tp_to").rows()) == {(1, 8), (8, 1), (1, 1)}  # tp 8 is one replica
+    assert transfer.filter(tp_from=1, tp_to=1, requests=64)["bytes"].item() == 64 * 4000 * 131072
+    recompute = switch.filter(tp_from=1, tp_to=1, requests=64, mode="recompute")
+    assert recompute["prefill_s"].item() == pytest.approx(10 * 4000 * 1e-5)  # the busiest of seven gets 10
 
 
 def test_a_slower_link_and_a_fixed_cost_count():
     moves = [derived(gb_s)[0].filter(mode="migrate")["move_s"] for gb_s in (100.0, 10.0)]
     assert ((moves[1] / moves[0]).to_numpy() > 8).all()
-    resharding = derived(fixed_s=3.16)[0]
+    resharding = derived(fixed_s=3.16)[0].filter(pl.col("tp_from") != pl.col("tp_to"))
     assert (resharding["total_s"] - resharding["move_s"] - resharding["prefill_s"]).to_list() == pytest.approx(
         [3.16] * 8
     )

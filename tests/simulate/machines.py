@@ -21,7 +21,7 @@ CONTEXT = 1e-6  # seconds a token of KV, at tp 1
 
 
 def predictor(steps=STEPS, context=CONTEXT, cost=MIGRATE):
-    pairs = itertools.permutations(steps, 2)
+    pairs = [*itertools.permutations(steps, 2), *((tp, tp) for tp in steps)]
     return Predictor(
         DecodeModel(
             {tp: Curve((1, 8), seconds) for tp, seconds in steps.items()},

@@ -1,11 +1,13 @@
 """Policies in the simulator: when they are asked, PAT, the oracle, the ablations."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat.policy import Predictive, Static, Threshold
+from pat.policy import Decision, Predictive, Static, Threshold
 from pat.predictor.lengths import LengthModel
 from pat.predictor.switching import SwitchCost
 from pat.simulate import Oracle, Requests, arms, lengths, simulate
@@ -87,6 +89,7 @@ def test_ablations_are_wrong_only_where_they_say():
     made = {name: make([]) for name, make in arms.ablations(on, limits, CAP).items()}
     assert made["pat-one-switch"].max_switches == 1
     assert set(made["pat-recompute-only"].modes.values()) == {("recompute",)}
+    assert not [pair for pair in made["pat-no-rebalancing"].modes if pair[0] == pair[1]]
     wrong = made["pat-tp2-latency-x1.2"].predictor.decode
     true = on.predictor.decode
     assert wrong.seconds(2, 3, 100) == pytest.approx(1.2 * true.seconds(2, 3, 100))
@@ -95,3 +98,43 @@ def test_ablations_are_wrong_only_where_they_say():
     doubled.observe([100] * 50 + [300] * 50, [True] * 100)
     assert doubled.survival(CAP)[199] > 0.9
     assert doubled.survival(CAP)[201] == pytest.approx(0.5, abs=0.05)
+
+
+class Spread(Plan):
+    """A rebalance as soon as at most `left` requests are live."""
+
+    def __init__(self, left):
+        super().__init__([])
+        self.left = left
+
+    def decide(self, state):
+        if not state.live or len(state.live) > self.left:
+            return Decision(state.tp)
+        self.left = 0
+        return Decision(state.tp, rebalance=True)
+
+
+def test_a_rebalance_moves_what_it_must_and_the_rest_goes_on():
+    cost = SwitchCost(0.1, 0.02, 1e-4)
+    on = replace(machine(2, context=0, cost=cost), tp_sizes=(1,))
+    # Dealt in turn: the first replica gets the long ones.
+    requests = Requests.of([400, 10, 400, 10, 400, 10, 400, 10], 30)
+    stay, spread = (simulate(on, policy, requests) for policy in (lambda: Static(1), lambda: Spread(4)))
+    (switch,) = spread.switches
+    assert (switch.tp_from, switch.tp_to, switch.unfinished) == (1, 1, 4)
+    step = (0.073 + 3 / 7 * 0.065, 0.073 + 1 / 7 * 0.065)  # of four requests, and of two
+    assert stay.seconds == pytest.approx(0.05 + 0.1 * 1.2 + 399 * step[0], rel=0.01)
+    made = round((switch.at_s - 0.17) / step[0])
+    assert switch.cost_s == pytest.approx(0.1 + 0.02 * 2 + 1e-4 * 2 * (30 + 1 + made), rel=0.01)
+    assert spread.seconds == pytest.approx(switch.at_s + switch.cost_s + (399 - made) * step[1], rel=0.01)
+    assert spread.tokens == stay.tokens
+
+
+def test_pat_rebalances_where_that_pays():
+    on = replace(machine(2, context=0, cost=SwitchCost(0.1, 0, 0)), tp_sizes=(1,))
+    requests = Requests.of([400, 10] * 8, 30, CAP)
+    policy, without = (pat(on, [400, 10] * 20, max_switch_share=0.5, rebalance=r) for r in (True, False))
+    result = simulate(on, policy, requests)
+    assert [(s.tp_from, s.tp_to) for s in result.switches] == [(1, 1)]
+    assert result.seconds < 0.9 * simulate(on, without, requests).seconds
+    assert Oracle(on).simulate(requests).seconds <= result.seconds

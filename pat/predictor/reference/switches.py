@@ -6,8 +6,7 @@
 | quiesce, collect, rebind | 3, 4 and 1 ms | COORDINATION_S |
 | resume | 1 ms, and 0.1 ms a request | COORDINATION_S, REQUEST_S |
 | move | an all-to-all a layer, of the bytes of the busiest GPU | the machine's links (systems.link) |
-| prefill after a migration | a one-token extend of each request, which reads what a decode step reads | decode table |
-| prefill instead of one | the contexts of the busiest new replica, one after the other | prefill table |
+| prefill, if KV is not moved | the contexts of the busiest new replica, one after the other | prefill table |
 
 Weights cost nothing here: ranks are nested, so that each finds its new shard in what it holds, and the graphs and
 communicators of every tp are resident. For an engine that reshards, set ``profile.switch_fixed_s`` (PAT as
@@ -43,14 +42,17 @@ def tables(
     """The tables switch and transfer, as `pat profile` writes them, for every pair of ``tp_sizes``.
 
     shapes: (requests, tokens in KV of each). ranks: GPUs of the node. decode(tp, batch, context of each) and
-    prefill(tp, tokens): seconds. fixed_s: seconds of all but KV and re-admission, instead of the coordination.
+    prefill(tp, tokens): seconds. fixed_s: seconds of all but KV and re-admission, instead of the coordination, where
+    the size changes.
     """
     switches, transfers = [], []
-    for tp_from, tp_to in [(a, b) for a in tp_sizes for b in tp_sizes if a != b]:
+    for tp_from, tp_to in [(a, b) for a in tp_sizes for b in tp_sizes if a != b or a < ranks]:
         for requests, context in shapes:
             old, new = (-(-requests * tp // ranks) for tp in (tp_from, tp_to))  # of the busiest replica
+            if tp_from == tp_to:  # a rebalance: these requests all leave one replica for the others
+                old, new = requests, -(-requests // (ranks // tp_to - 1))
             phases = dict.fromkeys(COORDINATION_S, 0.0) | {"rebind_s": fixed_s or 0.0}
-            if fixed_s is None:
+            if fixed_s is None or tp_from == tp_to:
                 phases = COORDINATION_S | {
                     "agree_s": COORDINATION_S["agree_s"] + decode(tp_from, old, context),
                     "resume_s": COORDINATION_S["resume_s"] + REQUEST_S * requests,
@@ -60,7 +62,7 @@ def tables(
             shape = {"tp_from": tp_from, "tp_to": tp_to, "requests": requests}
             transfers.append(shape | {"bytes": round(moved), "seconds": move_s})
             for mode, kv_s, prefill_s in (
-                ("migrate", move_s, decode(tp_to, new, context)),
+                ("migrate", move_s, 0.0),
                 ("recompute", 0.0, new * prefill(tp_to, context)),
             ):
                 row = shape | {"mode": mode, "kv_tokens": requests * context} | phases
@@ -78,7 +80,8 @@ def _busiest_bytes(spec: ModelSpec, ranks: int, old: tuple[int, int], new: tuple
 
     A rank holds its share of the heads of every token. Of what it holds, only that part stays which the same rank
     needs again: all tokens are dealt anew over the replicas, and ranks are nested, so 1 - min(tp) / ranks leave.
+    At a rebalance all those that move do.
     """
-    leaves = 1 - min(old[0], new[0]) / ranks
+    leaves = 1 - min(old[0], new[0]) / ranks if old[0] != new[0] else 1.0
     per_token = spec.kv_bytes_per_token(BF16)
     return leaves * context * max(n * per_token / min(tp, spec.kv_heads) for tp, n in (old, new))
