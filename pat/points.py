@@ -45,6 +45,19 @@ class Switch:
 
 
 @dataclass(frozen=True)
+class Rebalance:
+    """``requests`` unfinished requests of ``context`` tokens, all on one replica, are spread over all of them."""
+
+    tp: int
+    requests: int
+    context: int
+    kv: str
+
+    def __str__(self) -> str:
+        return f"tp{self.tp} rebalanced, {self.requests} requests of {self.context} tokens, {self.kv}"
+
+
+@dataclass(frozen=True)
 class Generation:
     """A generation stage of ``requests`` requests with prompts and responses of all lengths up to these."""
 
@@ -57,7 +70,7 @@ class Generation:
         return f"tp{self.tp} generation, {self.requests} requests of up to {self.response} tokens"
 
 
-Point = Decode | Prefill | Switch | Generation
+Point = Decode | Prefill | Switch | Rebalance | Generation
 
 
 def points(cfg, repeat: int) -> Iterator[Point]:
@@ -93,6 +106,11 @@ def points(cfg, repeat: int) -> Iterator[Point]:
         for requests, context in sorted(shapes):
             for kv in ("migrate", "recompute"):
                 yield Switch(a, b, requests, context, kv)
+    for tp in sizes:
+        if tp < cfg.ranks:
+            for requests, context in sorted({(max(2, min(4, most)), contexts[-1]), (max(2, most), contexts[0])}):
+                for kv in ("migrate", "recompute"):
+                    yield Rebalance(tp, requests, context, kv)
 
 
 def spread(most: int, count: int) -> list[int]:

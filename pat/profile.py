@@ -26,7 +26,7 @@ from pat.config import SWITCHED_TOKENS
 from pat.engine.cpu import processes
 from pat.engine.trace import decode_steps, readmission_s
 from pat.engine.transaction import PHASES
-from pat.points import Decode, Generation, Point, Prefill, Switch, points, spread
+from pat.points import Decode, Generation, Point, Prefill, Rebalance, Switch, points, spread
 from pat.resume import Partial, fingerprint
 
 TOKEN_BEFORE_SWITCH = 2  # tokens that every request has generated when a measured switch happens
@@ -128,6 +128,8 @@ class Sampler:
         elif isinstance(point, Generation):
             prompts = [self._prompt(tokens) for tokens in spread(point.prompt, point.requests)]
             await self._generate(prompts, spread(point.response, point.requests)[::-1])
+        elif isinstance(point, Rebalance):
+            await self._measure_rebalance(point, replicas)
         else:
             await self._measure_switch(point)
 
@@ -139,10 +141,25 @@ class Sampler:
             marks = self.engine.step_marks()
             record = await self.engine.async_switch(tp, point.kv)
             await self._wait_for(point.requests, (back + 1) * (TOKEN_BEFORE_SWITCH + STEPS_AFTER_SWITCH), generation)
-            if record["unfinished"]:
-                prefill_s = readmission_s(self.engine.steps(marks), record["end"])
-                self.switches.append(record | {"live": None, "prefill_s": prefill_s})
+            self._keep_switch(record, marks)
         await generation
+
+    async def _measure_rebalance(self, point: Rebalance, replicas: int) -> None:
+        """Requests go to the replicas in turn: those of all but one end early."""
+        prompts = [self._prompt(point.context) for _ in range(point.requests * replicas)]
+        lengths = [1 if number % replicas else SWITCHED_TOKENS for number in range(len(prompts))]
+        generation = asyncio.ensure_future(self._generate(prompts, lengths))
+        await self._wait_for(point.requests, TOKEN_BEFORE_SWITCH + STEPS_AFTER_SWITCH, generation)
+        marks = self.engine.step_marks()
+        record = await self.engine.async_rebalance(point.kv)
+        await self._wait_for(point.requests, 2 * (TOKEN_BEFORE_SWITCH + STEPS_AFTER_SWITCH), generation)
+        self._keep_switch(record, marks)
+        await generation
+
+    def _keep_switch(self, record: dict, marks: list[int]) -> None:
+        if record["requests_moved"]:
+            prefill_s = readmission_s(self.engine.steps(marks), record["end"])
+            self.switches.append(record | {"live": None, "prefill_s": prefill_s})
 
     async def _wait_for(self, requests: int, generated: int, generation: asyncio.Future) -> None:
         """Until all requests decode and each has that many tokens, or they have ended."""
@@ -202,7 +219,7 @@ def tables(samples: Iterable[dict[str, Any]]) -> dict[str, pl.DataFrame]:
                 "tp_from": s["tp_from"],
                 "tp_to": s["tp_to"],
                 "mode": s["kv"],
-                "requests": s["unfinished"],
+                "requests": s["requests_moved"],
                 "kv_tokens": s["kv_tokens_moved"] + s["kv_tokens_recomputed"],
                 **{f"{phase}_s": s[f"{phase}_s"] for phase in PHASES},
                 "prefill_s": s["prefill_s"],
@@ -218,7 +235,7 @@ def tables(samples: Iterable[dict[str, Any]]) -> dict[str, pl.DataFrame]:
                 "tp_from": s["tp_from"],
                 "tp_to": s["tp_to"],
                 "bytes": s["bytes_moved"],
-                "requests": s["unfinished"],
+                "requests": s["requests_moved"],
                 "seconds": s["exchange_s"],
                 "repeat": s["repeat"],
             }

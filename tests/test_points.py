@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pat.points import Decode, Generation, Prefill, Switch, points, spread
+from pat.points import Decode, Generation, Prefill, Rebalance, Switch, points, spread
 
 
 def config(tp_sizes=(1, 2, 4), ranks=4):
@@ -33,6 +33,12 @@ def test_every_pair_of_sizes_is_switched_both_ways_of_the_cache():
         (a, b, kv) for a, b in ((1, 2), (1, 4), (2, 4)) for kv in ("migrate", "recompute")
     }
     assert len({(s.requests, s.context) for s in switches}) == 3
+
+
+def test_what_has_replicas_is_rebalanced():
+    found = [point for point in points(config(), 0) if isinstance(point, Rebalance)]
+    assert {(point.tp, point.kv) for point in found} == {(tp, kv) for tp in (1, 2) for kv in ("migrate", "recompute")}
+    assert min(point.requests for point in found) >= 2
 
 
 def test_a_generation_at_each_size_once_with_unlike_requests():
