@@ -3,8 +3,7 @@
     python -m pat.rl.ray_node start ADDRESS RANKS FOLDER LOGS [--head]    (Ray 2.60)
     python -m pat.rl.ray_node joined ADDRESS NODES                        (waits; prints who is there, a line a change)
 
-Standard input is a pipe that the training holds open, through srun for other nodes. So whatever ends the training,
-SIGKILL too, ends Ray on every node, and no other Ray.
+Standard input comes from the training (``pat.rl.guard``), through srun to other nodes.
 """
 
 from __future__ import annotations
@@ -12,17 +11,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from pat.rl import processes
+from pat.rl import guard, processes
 
 POLL_S = 0.2
-GRACE_S = 1.0  # verl has ended by then: Ray has nothing left to save
 
 
 def node_name() -> str:
@@ -54,28 +51,9 @@ def free_port() -> int:
 
 def start(address: str, ranks: int, folder: Path, logs: Path, head: bool) -> int:
     """Run Ray on this node, its output in ``logs``, until standard input or Ray ends. Returns Ray's exit status."""
-    processes.exit_on_sigterm()
-    processes.adopt_orphans()
+    command = ray_start(address, ranks, folder, head)
     with (logs / f"{node_name()}.log").open("wb") as log:
-        command = ray_start(address, ranks, folder, head)
-        ray = subprocess.Popen(
-            command, env=processes.one_vendor(), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
-        )
-        try:
-            os.set_blocking(sys.stdin.fileno(), False)
-            while ray.poll() is None and not _ended(sys.stdin.fileno()):
-                time.sleep(POLL_S)
-            return ray.returncode or 0
-        finally:
-            processes.end(processes.tree(os.getpid())[:-1], GRACE_S)
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _ended(descriptor: int) -> bool:
-    try:
-        return os.read(descriptor, 1024) == b""
-    except BlockingIOError:
-        return False
+        return guard.run(command, str(folder), env=processes.one_vendor(), stdout=log, stderr=subprocess.STDOUT)
 
 
 def joined(address: str, nodes: int) -> None:

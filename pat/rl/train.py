@@ -7,6 +7,7 @@ import json
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -44,7 +45,8 @@ def run(cfg, experiment: Path, arm: str) -> None:
             with _ray(cfg, out, variables) as (ray, variables, check), usage.sampled(out / "usage.parquet"):
                 checkpoints = resume.folder(experiment, arm)
                 values = job.overrides(cfg, experiment, arm, out, ray, checkpoints, begin.checkpoint)
-                _run(job.command(values), variables, cfg, arm, out, begin.done, check)
+                guarded = [sys.executable, "-m", "pat.rl.guard", ray.get("_temp_dir", ""), *job.command(values)]
+                _run(guarded, variables, cfg, arm, out, begin.done, check)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     predictor = experiment / "predictor" / "model.json" if arm == "pat" else None
@@ -82,15 +84,14 @@ def _run(
 ) -> None:
     """Run verl to its end with a line an iteration; raise TrainingFailed if it fails or stands still.
 
-    done: iterations made before. check: raises if what verl runs on has ended.
+    command: verl's, run by ``pat.rl.guard``, which ends it if this process is killed. done: iterations made before.
+    check: raises if what verl runs on has ended.
     """
     iterations, limit_s = cfg.train.iterations, START_S + cfg.rollout.deadline_s
     log = out / "log.txt"
     print(f"{arm}: {iterations - done} iterations, starting verl; log: {log}", flush=True)
     with open(log, "ab") as file:
-        process = subprocess.Popen(
-            command, env=variables, stdout=file, stderr=subprocess.STDOUT, preexec_fn=processes.end_with_parent
-        )
+        process = subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT)
     try:
         progress = Progress(arm, iterations, out, done, cfg.train.nodes)
         while process.poll() is None:

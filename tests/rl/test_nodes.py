@@ -3,7 +3,6 @@
 A script stands for Ray and for srun; the real ones run in tests/slurm.
 """
 
-import subprocess
 import sys
 import time
 
@@ -140,24 +139,3 @@ def test_a_node_that_does_not_listen_is_ended_all_the_same(agents, tmp_path, mon
     with agents(pat2="deaf"):
         assert len(pids(tmp_path)) == 4
     assert all(gone(pid) for pid in pids(tmp_path))
-
-
-def test_ray_ends_with_a_training_that_is_killed(agents, tmp_path):
-    """The real agent, which reads its standard input; the rest is a command that stays."""
-    code = (
-        "import subprocess, sys, time\n"
-        "from pathlib import Path\n"
-        "from pat.rl import ray_node\n"
-        "ray_node.ray_start = lambda *a: [sys.executable, '-c', 'import time; time.sleep(600)', 'pat-ray-test']\n"
-        f"ray_node.start('host:1', 1, Path('{tmp_path}/ray'), Path('{tmp_path}'), True)"
-    )
-    (tmp_path / "ray").mkdir()
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as agent:
-        deadline = time.monotonic() + 30
-        while not (children := psutil.Process(agent.pid).children()) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        (ray,) = children
-        agent.stdin.close()  # as the kernel does for a training that is killed
-        assert gone(ray.pid)
-        assert agent.wait(30) == 0
-    assert not (tmp_path / "ray").exists()

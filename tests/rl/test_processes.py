@@ -74,3 +74,34 @@ def test_an_orphan_is_among_the_descendants_of_who_adopts_it():
     assert orphan in tree
     assert gone(int(orphan))
     assert os.getpid() not in map(int, tree.translate(str.maketrans("[],", "   ")).split())
+
+
+# --- the guard ---------------------------------------------------------------------------------
+STARTS = "import subprocess, sys, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True)"
+
+
+def guarded(folder, code):
+    command = [sys.executable, "-m", "pat.rl.guard", str(folder), sys.executable, "-c", code]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_what_a_command_has_left_ends_with_it_and_its_folder_too(tmp_path):
+    (tmp_path / "made").mkdir()
+    with guarded(tmp_path / "made", f"{STARTS}; sys.exit(3)") as guard:
+        left = int(guard.stdout.readline())
+        assert guard.wait(DEADLINE_S) == 3
+    assert gone(left)
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_command_ends_with_whoever_holds_its_guards_input(tmp_path):
+    with guarded("", f"{STARTS}; time.sleep(600)") as guard:
+        left = int(guard.stdout.readline())
+        guard.stdin.close()  # as the kernel does for a process that is killed
+        assert guard.wait(DEADLINE_S) == 0
+    assert gone(left)
+
+
+def test_a_signal_that_ended_the_command_is_passed_on():
+    with guarded("", "import os; os.kill(os.getpid(), 9)") as guard:
+        assert guard.wait(DEADLINE_S) == -9
