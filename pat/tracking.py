@@ -181,12 +181,13 @@ def _log_origin(client: MlflowClient, run_id: str, facts: Facts) -> None:
 
 
 def _note(facts: Facts, run_id: str, experiment_dir: Path) -> str:
-    """The run's description: after its first paragraph the figure, which MLflow fetches from the run's own files."""
-    first, *rest = facts.note.split("\n\n")
+    """The run's description, with the figure, which MLflow fetches from the run's own files, after two paragraphs: so
+    much does MLflow show before one unfolds it."""
+    verdict, answer, *rest = facts.note.split("\n\n")
     if facts.image is not None and facts.image.exists():
         path = quote(facts.image.relative_to(experiment_dir).as_posix(), safe="")
         rest = [f"![{facts.image.stem}](get-artifact?path={path}&run_uuid={run_id})", *rest]
-    return "\n\n".join([first, *rest])
+    return "\n\n".join([verdict, answer, *rest])
 
 
 def _metric(each: Measurement, end_ms: int) -> Metric:
