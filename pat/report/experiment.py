@@ -9,6 +9,8 @@ from pathlib import Path
 
 import polars as pl
 
+from pat import usage
+
 # The columns that the report reads.
 ITERATIONS = (
     "iteration", "gen_s", "iteration_s", "update_s", "old_log_prob_s", "weight_sync_s", "tokens", "samples",
@@ -51,12 +53,15 @@ class Simulated:
 
 @dataclass(frozen=True)
 class Stage:
-    """What a stage took: seconds, largest resident memory in MiB (None where not seen), and its log."""
+    """What a stage took. None where it was not seen."""
 
     name: str
     seconds: float
-    memory_mib: float | None
+    memory_mib: float | None  # most resident memory
     log: str | None  # relative to the experiment's folder
+    job: str | None = None  # Slurm's number of it, and the node
+    energy_wh: float | None = None
+    energy_of: str | None = None  # "job", as accounting has it, or "GPUs", from samples of their power
 
 
 @dataclass(frozen=True)
@@ -135,12 +140,31 @@ def _simulated(directory: Path) -> Simulated:
 
 
 def _stages(directory: Path) -> Iterator[Stage]:
-    """The stages that ran under Snakemake, in the order in which they ended; not how settings were written."""
+    """The stages that ran under Snakemake, in the order in which they ended; not how settings were written.
+
+    jobs.json, where `pat report` left it, knows of Slurm's jobs (`pat.jobs.collect`).
+    """
+    known = directory / "jobs.json"
+    jobs = {row["stage"]: row for row in _json(known)} if known.exists() else {}
     for path in sorted((directory / "benchmarks").glob("*.tsv"), key=lambda path: (path.stat().st_mtime, path.name)):
         seconds, memory = benchmark(path)
-        if seconds is not None and not path.stem.startswith(("config-", "track-", "report")):
-            log = Path("logs") / f"{path.stem}.log"
-            yield Stage(path.stem, seconds, memory, str(log) if (directory / log).exists() else None)
+        row = jobs.get(path.stem, {})
+        seconds = row.get("elapsed_s") or seconds
+        if seconds is None or path.stem.startswith(("config-", "track-", "report")):
+            continue
+        log = Path("logs") / f"{path.stem}.log"
+        usage_file = directory / "train" / path.stem.removeprefix("train-") / "usage.parquet"
+        joules = row.get("energy_j")
+        sampled = usage.energy_wh(pl.read_parquet(usage_file)) if not joules and usage_file.exists() else None
+        yield Stage(
+            name=path.stem,
+            seconds=seconds,
+            memory_mib=memory,
+            log=str(log) if (directory / log).exists() else None,
+            job=f"{row['slurm_job_id']} on {row['node']}" if row.get("slurm_job_id") else None,
+            energy_wh=joules / 3600 if joules else sampled,
+            energy_of="job" if joules else "GPUs" if sampled else None,
+        )
 
 
 def benchmark(path: Path) -> tuple[float | None, float | None]:

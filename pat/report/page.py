@@ -115,6 +115,8 @@ def render(experiment: Experiment, summary: dict, svgs: dict[str, Markup]) -> st
         published_says=simulation.published_sentences(published),
         rollouts=experiment.rollouts,
         stages=experiment.stages,
+        with_jobs=any(stage.job for stage in experiment.stages),
+        with_energy=any(stage.energy_wh for stage in experiment.stages),
         mlflow=_mlflow(experiment.name),
     )
 

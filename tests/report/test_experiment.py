@@ -3,7 +3,8 @@ import json
 import polars as pl
 import pytest
 
-from pat.report.experiment import load
+from pat import usage
+from pat.report.experiment import Stage, load
 from tests.synthetic import write_experiment
 
 
@@ -75,6 +76,25 @@ def test_a_file_of_garbage_is_named(tmp_path, name):
     path.write_text("garbage")
     with pytest.raises(ValueError, match=str(path)):
         load(tmp_path)
+
+
+def test_what_a_stage_took_is_known_from_slurm_where_there_is_one(tmp_path):
+    write_experiment(tmp_path)
+    (tmp_path / "benchmarks").mkdir()
+    for stage in ("train-pat", "train-tp1", "predictor", "config-report", "report"):
+        (tmp_path / "benchmarks" / f"{stage}.tsv").write_text("s\tmax_rss\n10.0\t512.0\n")
+    jobs = {"stage": "train-pat", "slurm_job_id": 7, "node": "n1", "elapsed_s": 90.0, "energy_j": 7200}
+    (tmp_path / "jobs.json").write_text(json.dumps([jobs]))
+    gpus = [{"gpu": 0, "use_pct": 9.0, "memory_mb": 9.0, "power_w": 360.0}]
+    sample = {"cpu_pct": 9.0, "memory_mb": 9.0, "memory_pct": 9.0, "gpus": gpus}
+    samples = pl.DataFrame([sample | {"time_s": at} for at in (0.0, 10.0)], schema=usage.SCHEMA)
+    for arm in ("tp1", "pat"):
+        samples.write_parquet(tmp_path / "train" / arm / "usage.parquet")
+    stages = {stage.name: stage for stage in load(tmp_path).stages}
+    assert set(stages) == {"train-pat", "train-tp1", "predictor"}
+    assert stages["train-pat"] == Stage("train-pat", 90.0, 512.0, None, "7 on n1", 2.0, "job")
+    assert stages["train-tp1"] == Stage("train-tp1", 10.0, 512.0, None, None, 1.0, "GPUs")
+    assert stages["predictor"] == Stage("predictor", 10.0, 512.0, None)
 
 
 def test_an_arm_without_switches_is_fine(tmp_path):

@@ -108,7 +108,7 @@ def test_the_same_seeds_in_every_arm(project):
 def test_each_stage_is_one_run_in_mlflow(project, name):
     client = MlflowClient(tracking_uri=f"sqlite:///{project}/results/mlflow.db")
     experiment = client.get_experiment_by_name(name)
-    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    runs = {run.data.tags["pat.stage"]: run for run in client.search_runs([experiment.experiment_id])}
     arms = EXPERIMENTS[name].arms
     stages = {"hardware", "assets", "profile", "predictor", "simulate", "report", *(f"train-{arm}" for arm in arms)}
     assert set(runs) == stages
@@ -119,6 +119,8 @@ def test_each_stage_is_one_run_in_mlflow(project, name):
         assert len(history) == EXPERIMENTS[name].train.iterations
         assert client.list_artifacts(run.info.run_id)
         assert run.data.params
+        assert run.data.metrics["system/cpu_utilization_percentage"] >= 0
+    assert runs["report"].info.run_name.startswith("overview: ")
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
