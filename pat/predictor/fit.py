@@ -49,15 +49,20 @@ def cross_validate(samples: dict[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
 
     group is the tp, or "FROM->TO" for switches.  Every shape is predicted once, by a fit to the shapes of the
     other folds.  Folds run diagonally through the grid of shapes, so that a fold leaves every batch and every
-    context in the fit.  A shape that is alone with its tp (or switch) cannot be held out and is left out.
+    context in the fit.  Prefill shapes that were seen once are fitted, but judged only where no shape was seen
+    more often: one step is no measure of anything.  A shape that is alone with its tp (or switch) cannot be held
+    out and is left out.
     """
     decode = decode_shapes(samples["decode"]).with_columns(_diagonal("batch", "bucket"))
     prefill = prefill_shapes(samples["prefill"]).with_columns(_diagonal("requests", "tokens", "prefix"))
     switch = switch_shapes(samples["switch"])
     switch = switch.with_columns((pl.int_range(pl.len()).over("tp_from", "tp_to") % FOLDS).alias("fold"))
+    judged = (pl.col("steps") > 1) | (pl.col("steps").max().over("tp") == 1)
     return {
         "decode": _held_out(decode, ["tp"], "seconds", DecodeModel.fit, ["tp", "batch", "context"]),
-        "prefill": _held_out(prefill, ["tp"], "seconds", PrefillModel.fit, ["tp", "requests", "tokens", "prefix"]),
+        "prefill": _held_out(
+            prefill, ["tp"], "seconds", PrefillModel.fit, ["tp", "requests", "tokens", "prefix"], judged
+        ),
         "switch": _held_out(
             switch, PAIR, "total_s", SwitchModel.fit, ["tp_from", "tp_to", "requests", "kv_tokens", "mode"]
         ),
@@ -102,11 +107,13 @@ def _held_out(
     target: str,
     fit: Callable[[pl.DataFrame], object],
     arguments: list[str],
+    judged: pl.Expr | bool = True,
 ) -> pl.DataFrame:
     parts = []
+    shapes = shapes.with_columns(judged=judged)
     for fold in range(FOLDS):
         rest = shapes.filter(pl.col("fold") != fold)
-        test = shapes.filter(pl.col("fold") == fold)
+        test = shapes.filter(pl.col("fold") == fold, pl.col("judged"))
         known = test.join(rest, on=key, how="semi")
         alone = test.join(rest, on=key, how="anti").with_columns(pl.lit(None, pl.Float64).alias("predicted_s"))
         model = fit(rest) if known.height else None

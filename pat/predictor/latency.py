@@ -13,6 +13,8 @@ SAMPLES_PER_SEGMENT = 12
 MAX_SEGMENTS = 16
 # A shape with fewer steps than this share of what is usual at its tp is not used.
 MIN_SHARE = 0.5
+# So many prefill steps of a shape make its median as good as any.
+ENOUGH = 4
 # A tp with this many shapes gets what few samples cannot bear: prefill a curve of the length of a request; decode a
 # surface, if a sum of two curves misses one in ten of them by more than this.
 DENSE_SHAPES, SUM_ERROR = 250, 0.04
@@ -114,7 +116,8 @@ class PrefillModel:
             segments, lengths = len(knots) - 1, octaves(tokens / requests)
             if len(shapes) >= DENSE_SHAPES:
                 features.append(np.minimum(increments(tokens / requests, lengths), 1.0))
-            fixed, *rest = fit_relative(np.hstack(features), seconds)
+            trust = np.minimum(shapes["steps"].to_numpy(), ENOUGH) / ENOUGH
+            fixed, *rest = fit_relative(np.hstack(features), seconds, trust)
             by_tokens[tp] = Curve.from_increments(knots, rest[:segments], start=fixed)
             rates[tp] = tuple(map(float, rest[segments : segments + 3]))
             if len(shapes) >= DENSE_SHAPES:
@@ -143,9 +146,13 @@ def decode_shapes(samples: pl.DataFrame) -> pl.DataFrame:
 
 
 def prefill_shapes(samples: pl.DataFrame) -> pl.DataFrame:
-    """Median of the steps of each shape (tp, requests, tokens, prefix)."""
+    """Median of the steps of each shape (tp, requests, tokens, prefix), and how many there were.
+
+    Prefill is seldom: many a shape came about once, on the way to something else.
+    """
     shape = ["tp", "requests", "tokens", "prefix"]
-    return samples.group_by(shape).agg(pl.col("seconds").median()).sort(shape)
+    count = pl.col("steps").sum() if "steps" in samples.columns else pl.len().alias("steps")  # some may be medians
+    return samples.group_by(shape).agg(pl.col("seconds").median(), count).sort(shape)
 
 
 def spread_knots(x: np.ndarray) -> np.ndarray:

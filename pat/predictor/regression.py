@@ -89,10 +89,11 @@ def increments(x: np.ndarray, knots: Sequence[float]) -> np.ndarray:
     return shares
 
 
-def fit_relative(features: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+def fit_relative(features: np.ndarray, seconds: np.ndarray, trust: np.ndarray | None = None) -> np.ndarray:
     """Coefficients >= 0, (columns,), with the least (Huber) RELATIVE error of features @ coefficients.
 
     features: (samples, columns), the first column being the fixed part.  seconds: (samples,), all > 0.
+    trust: (samples,) how much each counts, 0..1; all alike if left out.
     Few samples are enough: what they cannot tell apart goes to the fixed part.
     """
     if len(seconds) == 0 or not np.all(seconds > 0):
@@ -101,12 +102,13 @@ def fit_relative(features: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     scale = np.linalg.norm(relative, axis=0)
     scale[scale == 0] = 1.0
     shrink = np.sqrt(SHRINK) * np.eye(features.shape[1])[1:]
-    weight = np.ones(len(seconds))
+    trust = np.ones(len(seconds)) if trust is None else np.sqrt(trust)
+    weight = trust
     for _ in range(ROUNDS):
         rows = np.vstack([weight[:, None] * relative / scale, shrink])
         coefficients = nnls(rows, np.r_[weight, np.zeros(len(shrink))])[0] / scale
         error = np.abs(relative @ coefficients - 1)
-        weight = np.sqrt(HUBER / np.maximum(error, HUBER))
+        weight = trust * np.sqrt(HUBER / np.maximum(error, HUBER))
     return coefficients
 
 

@@ -151,3 +151,13 @@ def test_the_generations_of_a_profile_are_a_part_of_the_errors(profile, capsys):
     trace({}).clear().write_parquet(profile / "generation.parquet")  # as of published measurements
     run(profile, profile / "out")
     assert "generation" not in json.loads((profile / "out" / "errors.json").read_text())
+
+
+def test_a_prefill_that_was_seen_once_is_not_judged(samples):
+    seen_often = pl.concat([samples["prefill"]] * 3)
+    once = pl.DataFrame(
+        [(tp, 1, 40, 0, 9.9) for tp in (1, 2)], schema=["tp", "requests", "tokens", "prefix", "seconds"], orient="row"
+    )
+    with_it = cross_validate(samples | {"prefill": pl.concat([seen_often, once])})["prefill"]
+    assert len(with_it) == len(cross_validate(samples)["prefill"])  # where all were seen once, all are judged
+    assert with_it["error_pct"].abs().median() < 5

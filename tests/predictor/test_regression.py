@@ -60,3 +60,10 @@ def test_what_samples_cannot_tell_apart_is_a_fixed_cost():
 def test_seconds_must_be_positive(seconds):
     with pytest.raises(ValueError, match="positive seconds"):
         fit_relative(np.ones((len(seconds), 1)), np.array(seconds))
+
+
+def test_samples_of_little_trust_count_little():
+    features = np.ones((4, 1))
+    seconds = np.array([1.0, 1.0, 1.0, 1.02])
+    even = fit_relative(features, seconds)[0]
+    assert fit_relative(features, seconds, np.array([1, 1, 1, 0.01]))[0] < even
