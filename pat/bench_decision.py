@@ -41,6 +41,9 @@ class Timed:
     def observe(self, lengths: Sequence[int], finished: Sequence[bool]) -> None:
         self.policy.observe(lengths, finished)
 
+    def observe_steps(self, tp: int, batch: np.ndarray, context: np.ndarray, seconds: np.ndarray) -> None:
+        self.policy.observe_steps(tp, batch, context, seconds)
+
 
 def state(machine: Machine, live: int, prompt: int, generated: int, cap: int) -> RolloutState:
     """``live`` requests alike, dealt over the replicas of the smallest size."""

@@ -1,13 +1,14 @@
 """Which tensor-parallel size an unfinished generation stage should run at: the decision, and nothing else."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
 
 from pat.predictor import Predictor
+from pat.predictor.drift import DriftGuard
 from pat.predictor.lengths import LengthModel
 from pat.predictor.outlook import Outlook, Plan
 from pat.predictor.remaining import stratified_draws
@@ -83,6 +84,9 @@ class Policy(Protocol):
     def observe(self, lengths: Sequence[int], finished: Sequence[bool]) -> None:
         """Learn an iteration's responses: generated tokens, and False where the cap cut the response."""
 
+    def observe_steps(self, tp: int, batch: np.ndarray, context: np.ndarray, seconds: np.ndarray) -> None:
+        """Learn decode steps of replicas of `tp` ranks: (n,) live requests, their tokens in KV, seconds."""
+
 
 @dataclass(frozen=True)
 class Static:
@@ -95,6 +99,9 @@ class Static:
         return Decision(self.tp, kv=self.kv if state.tp != self.tp else None)
 
     def observe(self, lengths: Sequence[int], finished: Sequence[bool]) -> None:
+        pass
+
+    def observe_steps(self, tp: int, batch: np.ndarray, context: np.ndarray, seconds: np.ndarray) -> None:
         pass
 
 
@@ -115,6 +122,9 @@ class Threshold:
     def observe(self, lengths: Sequence[int], finished: Sequence[bool]) -> None:
         pass
 
+    def observe_steps(self, tp: int, batch: np.ndarray, context: np.ndarray, seconds: np.ndarray) -> None:
+        pass
+
 
 class Predictive:
     """Switches to the layout, at the moment, with the least expected remaining time.
@@ -126,6 +136,8 @@ class Predictive:
       - the plan's saving > its cost * (1 + margin), and > LEAST_GAIN of the remaining time,
       - fewer than max_switches were made in this stage, and
       - the stage's switches take at most max_switch_share of its expected time.
+    Step times are predicted as `drift` corrects them by those that were seen; while these are far off or
+    scattered, it stays where it is.
     A decision takes time in proportion to (tp sizes) x (scenarios x live requests); fewer scenarios for many
     requests keep the second factor at MAX_CELLS.
 
@@ -146,7 +158,8 @@ class Predictive:
         samples: int = 1,
         rebalance: bool = True,
     ):
-        self.predictor = predictor
+        self.drift = DriftGuard(predictor.decode)
+        self.predictor = replace(predictor, decode=self.drift)
         self.lengths = lengths
         self.tp_sizes = tuple(sorted(tp_sizes))
         self.margin = margin
@@ -168,9 +181,14 @@ class Predictive:
     def observe(self, lengths: Sequence[int], finished: Sequence[bool]) -> None:
         self.lengths.observe(lengths, finished)
 
+    def observe_steps(self, tp: int, batch: np.ndarray, context: np.ndarray, seconds: np.ndarray) -> None:
+        self.drift.observe(tp, batch, context, seconds)
+
     def decide(self, state: RolloutState) -> Decision:
         if not state.live:
             return Decision(self.tp_sizes[0])
+        if not self.drift.trusted:
+            return Decision(state.tp)
         switches = min(self.max_switches - state.switches, len(self.tp_sizes)) - 1
         remaining = self._remaining(state)
         outlook = Outlook(

@@ -22,6 +22,9 @@ class Slow:
     def observe(self, lengths, finished):
         pass
 
+    def observe_steps(self, tp, batch, context, seconds):
+        pass
+
 
 def test_a_state_deals_its_requests_evenly():
     made = state(machine(ranks=4), live=6, prompt=10, generated=5, cap=99)

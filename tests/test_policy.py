@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat.policy import Live, Predictive, RolloutState, Static, Threshold, from_config
+from pat.policy import Decision, Live, Predictive, RolloutState, Static, Threshold, from_config
 from pat.predictor import Predictor
 from pat.predictor.latency import DecodeModel, PrefillModel
 from pat.predictor.lengths import LengthModel
@@ -254,3 +254,22 @@ def test_deciding_needs_no_engine():
     code = f"import sys, pat.policy; print({heavy} & set(sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "set()"
+
+
+def test_steps_that_are_far_off_stop_all_switches():
+    live = state([5] * 2 + [0] * 0, tp=1, ranks=2)
+    decide = policy(lengths=Known(400))
+    assert decide.decide(live).tp == 2
+    batch, context = np.full(64, 1), np.full(64, 40)
+    decide.observe_steps(1, batch, context, 5 * decide.drift.decode.seconds(1, batch, context))
+    assert decide.decide(live) == Decision(1)
+
+
+def test_predictions_follow_the_steps_that_are_seen():
+    live, decide = state([5] * 2, tp=1, ranks=2), policy(lengths=Known(400))
+    before = decide.decide(live)
+    batch, context = np.full(64, 1), np.full(64, 40)
+    decide.observe_steps(1, batch, context, 1.5 * decide.drift.decode.seconds(1, batch, context))
+    after = decide.decide(live)
+    for tp in (1, 2):
+        assert after.remaining_s[tp] == pytest.approx(1.5 * before.remaining_s[tp], rel=0.05)  # all but prefill

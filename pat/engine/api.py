@@ -11,9 +11,10 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 
+import numpy as np
 import polars as pl
 
-from pat.engine import records, refusals, watch
+from pat.engine import records, refusals, trace, watch
 from pat.engine import sglang_api as sg
 from pat.engine.board import Board
 from pat.engine.controller import Controller
@@ -202,6 +203,12 @@ class Engine(Unsupported, WeightUpdates, sg.Engine):
         ]
         leads = pl.col("rank") < self.settings.ranks // pl.col("tp")  # of the layout at that step
         return pl.concat(frames).filter(leads).sort("start")
+
+    def steady_steps(self, since: list[int]) -> np.ndarray:
+        """Decode steps since ``step_marks`` gave ``since`` that the latency model is about, of the present leaders."""
+        rows = [trace.steady(self.boards[rank].step_rows(since[rank])) for rank in self.layout.leaders]
+        rows = np.concatenate(rows)
+        return rows[rows["tp"] == self.layout.tp]
 
     def step_marks(self) -> list[int]:
         return [board.step_count for board in self.boards]

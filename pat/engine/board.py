@@ -144,9 +144,13 @@ class Board:
     def read_switch(self) -> dict:
         return json.loads(bytes(self.record[: int(self.header["record"][0])]))
 
-    def read_steps(self, since: int) -> pl.DataFrame:
-        """Steps number ``since`` and later (those that the ring still holds), in order; columns as STEP."""
+    def step_rows(self, since: int) -> np.ndarray:
+        """Steps number ``since`` and later (those that the ring still holds), in order, as STEP."""
         last = self.step_count
         first = max(since, last - MAX_STEPS)
-        rows = self.steps[np.arange(first, last) % MAX_STEPS]
+        return self.steps[np.arange(first, last) % MAX_STEPS]
+
+    def read_steps(self, since: int) -> pl.DataFrame:
+        """The same with a column a field."""
+        rows = self.step_rows(since)
         return pl.DataFrame({name: rows[name].copy() for name in STEP.names})

@@ -43,6 +43,7 @@ class Controller:
         self._decided_at: tuple[int, int] = (0, 0)
         self._last_live = 0
         self._given_up = False  # after a switch that had to be undone
+        self._seen = self.engine.step_marks()  # steps that the policy knows of
 
     def start(self) -> None:
         """Start deciding; raises what ended an earlier run of this controller."""
@@ -115,6 +116,9 @@ class Controller:
         if not state.live:
             return
         before = time.perf_counter()
+        seen, self._seen = self._seen, self.engine.step_marks()
+        steps = self.engine.steady_steps(seen)
+        self.policy.observe_steps(state.tp, steps["batch"], steps["context"], steps["seconds"])
         decision = self.policy.decide(state)
         self.decision_s.append(time.perf_counter() - before)
         if decision.changes(state.tp):

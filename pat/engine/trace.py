@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
 
@@ -20,6 +21,14 @@ def readmission_s(steps: pl.DataFrame, end: float) -> float:
         .agg(pl.col("seconds").sum())
     )
     return per_rank["seconds"].max() or 0.0
+
+
+def steady(rows: np.ndarray) -> np.ndarray:
+    """The decode steps of one rank's ``rows`` (``board.STEP``, in order) that ``decode_steps`` would keep."""
+    same = rows["decode"][1:] == 1
+    for name in ("decode", "tp", "batch"):
+        same &= rows[name][1:] == rows[name][:-1]
+    return rows[1:][same]
 
 
 def decode_steps(steps: pl.DataFrame) -> pl.DataFrame:

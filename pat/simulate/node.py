@@ -72,6 +72,7 @@ class Node:
         n = len(requests)
         self.now = 0.0  # seconds at which the present course began
         self.made = 0.0  # decode steps of earlier courses
+        self.shown = 0.0  # those of the present one that the policy knows of
         self.switches: list[Switch] = []
         self.ends = np.zeros(n)
         self.generated = np.zeros(n, np.int64)  # when the present course began
@@ -98,6 +99,17 @@ class Node:
             elapsed_s=self.now + moment,
         )
 
+    def show_steps(self, moment: float, state: RolloutState, policy: Policy) -> None:
+        """Tell the policy what decode steps took since it was told last: each as one would take in this state."""
+        held = [[request.prompt + request.generated for request in replica] for replica in state.replicas if replica]
+        steps = int(self.course.steps(moment) - self.shown) // max(len(held), 1)
+        if not steps:
+            return
+        self.shown += steps * len(held)
+        batch, context = np.array([len(each) for each in held]), np.array([sum(each) for each in held])
+        seconds = self.machine.predictor.decode.seconds(state.tp, batch, context)
+        policy.observe_steps(state.tp, *(np.tile(each, steps) for each in (batch, context, seconds)))
+
     def switch(self, moment: float, decision: Decision) -> None:
         """Change to decision.tp once the steps in progress at that moment have ended, if anything is left then.
 
@@ -123,7 +135,7 @@ class Node:
         )
         self.made += self.course.steps(moment)
         self.now, self.tp, self.generated = at + cost, decision.tp, generated
-        self.queues = queues
+        self.queues, self.shown = queues, 0.0
         self.course = self._course(kept)
 
     def _dealt(
@@ -176,7 +188,9 @@ def run_node(machine: Machine, policy: Policy, requests: Requests, number: int =
     moment: float | None = 0.0
     while moment is not None:
         live, steps, course = node.course.live(moment), node.course.steps(moment), node.course
-        decision = policy.decide(node.state(moment))
+        state = node.state(moment)
+        node.show_steps(moment, state, policy)
+        decision = policy.decide(state)
         if decision.changes(node.tp):
             node.switch(moment, decision)
             if node.course is not course:  # else all requests ended with the step
@@ -197,7 +211,7 @@ def _next(node: Node, moment: float, live: int, steps: float, pace: Pace) -> flo
 
 
 def run_schedule(node: Node, changes: Sequence[tuple[int, int]]) -> Node:
-    """`node` after the changes (live, tp), as soon as at most so many are live: to `tp`, or a rebalance if it is there."""
+    """`node` after the changes (live, tp): once at most so many are live, to `tp`, or a rebalance if it is there."""
     for live, tp in changes:
         if tp != node.tp or node.machine.predictor.switch.modes(tp, tp):
             node.switch(node.course.when_live(live), Decision(tp))

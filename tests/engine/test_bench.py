@@ -55,6 +55,9 @@ class Learner:
     def observe(self, lengths, finished):
         self.seen.append((list(lengths), list(finished)))
 
+    def observe_steps(self, tp, batch, context, seconds):
+        pass
+
 
 @pytest.mark.engine
 def test_every_arm_is_measured_on_the_same_lengths_and_simulated(model_folder, tmp_path):

@@ -2,9 +2,11 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from pat.engine import controller as module
+from pat.engine.board import STEP
 from pat.engine.controller import STEPS_BETWEEN_DECISIONS, Controller
 from pat.engine.errors import SwitchError, SwitchUndone
 from pat.layout import Layout
@@ -39,6 +41,15 @@ class Engine:
     def now(self):
         return self.looks[min(self.look, len(self.looks) - 1)]
 
+    def step_marks(self):
+        return [self.look, self.look]
+
+    def steady_steps(self, since):
+        """One step of three requests a look."""
+        rows = np.zeros(max(self.look - since[0], 0), STEP)
+        rows["batch"], rows["context"], rows["seconds"] = 3, 90, 0.5
+        return rows
+
     def live_rows(self):
         rows = [(100 + i, 10 + i, i) for i in range(self.now[0])]
         return [rows[replica :: self.layout.dp] for replica in range(self.layout.dp)]
@@ -60,7 +71,7 @@ class Policy:
 
     def __init__(self, engine, answers=None):
         self.engine, self.answers = engine, answers or {}
-        self.looks, self.states = [], []
+        self.looks, self.states, self.steps = [], [], []
 
     def decide(self, state):
         answer = self.answers.get(len(self.looks), Decision(state.tp))
@@ -72,6 +83,10 @@ class Policy:
 
     def observe(self, lengths, finished):
         raise AssertionError("not the controller's business")
+
+    def observe_steps(self, tp, batch, context, seconds):
+        assert (set(batch), set(context), set(seconds)) <= ({3}, {90}, {0.5})
+        self.steps.append((tp, len(batch)))
 
 
 @pytest.fixture(autouse=True)
@@ -294,3 +309,9 @@ def test_a_rebalance_is_carried_out_and_is_no_change_of_tp():
     engine, policy, _ = play(lives(4, 4, 3, 2, 2), {0: spread})
     assert engine.asked == [(1, "migrate", spread, [[(100, 10, 0), (102, 12, 2)], [(101, 11, 1), (103, 13, 3)]])]
     assert [(state.switches, state.switch_s) for state in policy.states] == [(0, 0.0), (0, 0.125), (0, 0.125)]
+
+
+def test_the_policy_sees_every_decode_step_once():
+    _, policy, _ = play(lives(0, 4, 4, 4, 3, 1, 1))
+    assert policy.looks == [2, 4, 5]
+    assert policy.steps == [(1, 2), (1, 2), (1, 1)]  # since the last decision, or since something arrived

@@ -37,10 +37,10 @@ def machine(ranks=4, kv_tokens=10_000, **changed):
     return Machine(model, ranks, tuple(tp for tp in model.decode.tp_sizes if tp <= ranks), kv_tokens)
 
 
-def pat(on, history=(), **limits):
+def pat(on, history=(), believed=None, **limits):
     limits = {"margin": 0.1, "max_switch_share": 0.1, "max_switches": 4, "kv": "auto"} | limits
     seen = [(np.array(history), np.array(history) < CAP)] if len(history) else []
-    return lambda: arms.pat(on, limits)(seen)
+    return lambda: arms.pat(on, limits, **({"predictor": believed} if believed else {}))(seen)
 
 
 class Plan:
@@ -56,6 +56,9 @@ class Plan:
         return Decision(self.sizes.pop(0) if self.sizes else state.tp)
 
     def observe(self, lengths, finished):
+        pass
+
+    def observe_steps(self, tp, batch, context, seconds):
         pass
 
 

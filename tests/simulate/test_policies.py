@@ -138,3 +138,17 @@ def test_pat_rebalances_where_that_pays():
     assert [(s.tp_from, s.tp_to) for s in result.switches] == [(1, 1)]
     assert result.seconds < 0.9 * simulate(on, without, requests).seconds
     assert Oracle(on).simulate(requests).seconds <= result.seconds
+
+
+def test_a_wrong_latency_is_put_right_by_what_is_seen():
+    on = machine(2, cost=SwitchCost(0.1, 0, 0))
+    requests = Requests.of([60] * 48 + [400] * 16, 30, CAP)
+    believed = replace(on.predictor, decode=arms.ScaledDecode(on.predictor.decode, 2, 0.85))
+    policy = pat(on, requests.response, believed=believed)()
+    batch = np.full(64, 8)  # steps of an earlier iteration, as believed
+    policy.observe_steps(1, batch, 40 * batch, on.predictor.decode.seconds(1, batch, 40 * batch))
+    result = simulate(on, lambda: policy, requests)
+    (there, back) = result.switches
+    assert (there.tp_to, back.tp_to) == (2, 1)  # believed to be faster, seen not to be
+    assert back.at_s < 0.5 * result.seconds
+    assert policy.drift.scales == pytest.approx({1: 1.0, 2: 1 / 0.85})
