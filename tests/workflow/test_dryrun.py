@@ -18,7 +18,7 @@ pytestmark = pytest.mark.workflow
 
 # Stands in for `pat logged LOG STAGE --config FILE ...`: takes a moment, notes when, leaves its outputs.
 FAKE_PAT = f"""#!{sys.executable}
-import sys, time, uuid
+import os, sys, time, uuid
 from pathlib import Path
 
 start = time.monotonic()
@@ -38,6 +38,8 @@ files = {{
     "report": ["report/index.html", "report/headline.png", "report/summary.json"],
     "track": ["tracking/" + option.get("--stage", "") + ".json"],
 }}
+if stage == "track" and "MLFLOW_TRACKING_URI" in os.environ:
+    sys.exit("TrackingError: the server is away")
 for name in files[stage]:
     (out / name).parent.mkdir(parents=True, exist_ok=True)
     (out / name).write_text(uuid.uuid4().hex)
@@ -250,6 +252,21 @@ def test_a_machine_that_is_not_here_needs_neither_a_checkpoint_nor_its_gpus(tmp_
 def test_another_tracker_only_logs_again(project, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracker:5000")
     assert {job.split()[0] for job in planned(project)} == {"track"}
+
+
+def test_while_the_tracker_is_away_all_else_is_made_and_the_same_command_tracks_later(project, monkeypatch):
+    edit(project / "config" / "config.yaml", "smollm2-gsm: {}", "two: {}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracker:5000")
+    environment = {**os.environ, "PATH": f"{project}/bin:{os.environ['PATH']}"}
+    done = subprocess.run([*SNAKEMAKE, "all"], cwd=project, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    results = project / "results" / "two"
+    assert (results / "report" / "index.html").exists()
+    assert not list(results.glob("tracking/*"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    plan = snakemake(project, "-n", "all")
+    assert len(re.findall(r"^Job \d+: MLflow, .* \(two\)$", plan, re.M)) == 9
+    assert not re.search(r"^Job \d+: (?!MLflow)", plan, re.M)
 
 
 def test_rollouts_that_were_measured_meanwhile_go_into_the_report(project):
