@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import selectors
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+_TAIL = 1 << 17  # bytes of output that are searched for what matters
 _TELLING = re.compile(r"(\w*(Error|Exception|Interrupt)\b.*:|^config error:|\bkilled\b|out of memory)", re.I)
 
 
@@ -31,11 +33,13 @@ def _reason(code: int) -> str:
 def run(command: Sequence[str], log: Path, name: str) -> int:
     """Run ``command``; its output goes to the terminal and, as it comes, to ``log``. Returns its exit status.
 
-    If it fails, ``name``, the lines that matter and the log's path are printed last. SIGTERM is passed on.
+    If it fails, ``name``, the lines that matter and the log's path are printed last. SIGTERM is passed on. A disk that
+    is full costs the log, not the command.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with log.open("wb") as file, selectors.DefaultSelector() as ready:
+    tail = b""
+    with log.open("wb", buffering=0) as file, selectors.DefaultSelector() as ready:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env)
         # Ctrl-C reaches the command from the terminal; here it must not cut off the end of its output.
         on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -51,16 +55,18 @@ def run(command: Sequence[str], log: Path, name: str) -> int:
                 data = os.read(process.stdout.fileno(), 1 << 16)
                 if not data:
                     break
+                tail = (tail + data)[-_TAIL:]
                 for sink in (file, sys.stdout.buffer):
-                    sink.write(data)
-                    sink.flush()
+                    with contextlib.suppress(OSError):
+                        sink.write(data)
+                        sink.flush()
             code = process.wait()
         finally:
             signal.signal(signal.SIGTERM, on_terminate)
             signal.signal(signal.SIGINT, on_interrupt)
     if code:
         print(f"\n{name} failed ({_reason(code)}). The lines that matter:", file=sys.stderr)
-        for line in telling_lines(log.read_text(errors="replace")):
+        for line in telling_lines(tail.decode(errors="replace")):
             print(f"  {line}", file=sys.stderr)
         print(f"The whole log: {log}", file=sys.stderr, flush=True)
     return code if code >= 0 else 128 - code

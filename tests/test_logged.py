@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -98,3 +99,12 @@ def test_interrupt_lets_the_command_end_by_itself(tmp_path):
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does on Ctrl-C
     assert process.wait(timeout=30) == 3
     assert "tidied up" in log.read_text()
+
+
+def test_a_full_disk_costs_the_log_but_not_the_command(capfd):
+    """Writing to /dev/full fails as on a disk without room."""
+    status = logged.run([sys.executable, "-c", "print('KeyError: 7'); exit(3)"], Path("/dev/full"), "x")
+    assert status == 3
+    out, err = capfd.readouterr()
+    assert out == "KeyError: 7\n"
+    assert "  KeyError: 7\n" in err

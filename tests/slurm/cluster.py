@@ -43,7 +43,7 @@ SlurmctldPort={port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge/socket
+AuthInfo=socket={folder}/munge/socket,cred_expire=20
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool/%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -63,8 +63,8 @@ SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=5,batch_sched_delay=0,bf_interval=5
 SlurmdParameters=config_overrides
 GresTypes=gpu
-MinJobAge=300
-KillWait=5
+MinJobAge=3600
+KillWait=2
 SlurmdTimeout=10
 InactiveLimit=0
 {accounting}

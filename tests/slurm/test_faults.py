@@ -98,131 +98,168 @@ def job_of(cluster: Cluster, project: Project, what: str) -> dict[str, str] | No
 
 
 FATES = {
-    # experiment: (fault, state in Slurm, what the user reads)
+    # experiment: (fault, state in Slurm, what the user reads in Slurm's log)
     "fails": ("fail", "FAILED", "ValueError: the prompts are of another model"),
     "cancelled": ("hang", "CANCELLED", "CANCELLED"),
-    "late": ("hang", "TIMEOUT", "DUE TO TIME LIMIT"),
     "hungry": ("eat", "FAILED", "exceeded memory limit"),  # OUT_OF_MEMORY where Slurm limits memory by cgroups
+    "late": ("hang", "TIMEOUT", "DUE TO TIME LIMIT"),
 }
+MODEL = "results/{}/data/train.parquet"
+PROFILE = "results/{}/profile/machine.json"
 
 
-class Outcome:
-    """One session of Snakemake in which one job ends well and the others do not, and what it printed."""
+class Session:
+    """The same command twice: once with faults, once when their causes are gone."""
 
-    def __init__(self, cluster: Cluster, project: Project) -> None:
-        self.project = project
-        self.goals = [f"results/{name}/data/train.parquet" for name in ("fine", *FATES)]
-        limits = ["--set-resources", "assets:runtime=1", "assets:mem_mb=2000"]
-        project.faults(**{name: fault for name, (fault, _, _) in FATES.items()})
-        process = project.start(*self.goals, *limits)
-        job = wait_for(lambda: job_of(cluster, project, "assets cancelled"))
-        cluster.run("scancel", job["JobId"])
-        self.status, self.out = finish(process)
-        self.states = {}
-        for line in (project.folder / "runs.txt").read_text().splitlines():
-            _, name, number, _ = line.split()
-            (self.states[name],) = [job["JobState"] for job in cluster.jobs() if job["JobId"] == number]
+    def __init__(self, project: Project, *goals: str, **faults: str) -> None:
+        self.project, self.goals = project, goals
+        project.faults(**faults)
+
+    def start(self, *words: str) -> None:
+        self.process = self.project.start(*self.goals, *words)
+
+    def end(self) -> None:
+        self.status, self.out = finish(self.process)
+
+    def again(self) -> None:
+        self.ran = self.project.runs()
+        self.kept = [goal for goal in self.goals if (self.project.folder / goal).exists()]
+        self.project.faults()
+        self.start()
+
+
+class Sessions:
+    """Each fault in a copy of the project of its own, all at once: most of the time Slurm and Snakemake wait."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        def session(name: str, *names: str, goal: str = MODEL, **faults: str) -> Session:
+            (folder / name).mkdir()
+            return Session(Project(folder / name, *names), *(goal.format(each) for each in names), **faults)
+
+        soon = [name for name in FATES if name != "late"]
+        self.fates = session("fates", "fine", *soon, **{name: FATES[name][0] for name in soon})
+        self.late = session("late", "late", late="hang")
+        self.lost = session("lost", "lost", goal=PROFILE, stage="profile", lost="once")
+        self.stopped = session("stopped", "stopped", stopped="hang")
+        self.killed = session("killed", "killed", killed="hang")
+        self.all = (self.fates, self.late, self.lost, self.stopped, self.killed)
+        self._first(cluster)
+        self._again()
+
+    def _first(self, cluster: Cluster) -> None:
+        self.fates.start("--set-resources", "assets:mem_mb=2000")
+        self.late.start("--set-resources", "assets:runtime=1")
+        for each in (self.lost, self.stopped, self.killed):
+            each.start()
+        cluster.run("scancel", wait_for(lambda: job_of(cluster, self.fates.project, "assets cancelled"))["JobId"])
+        self.stopped_job = wait_for(lambda: job_of(cluster, self.stopped.project, "assets stopped"))
+        self.stopped.process.send_signal(signal.SIGINT)
+        self.killed_job = wait_for(lambda: job_of(cluster, self.killed.project, "assets killed"))
+        self.killed.process.kill()
+        self.lost_job = wait_for(lambda: job_of(cluster, self.lost.project, "profile lost"))
+        cluster.lose_node(self.lost_job["NodeList"])
+        self.stopped.end()
+        self.stopped_states = states_of(cluster, self.stopped_job["JobId"])
+        finish(self.killed.process)
+        self.locked = self.killed.project.run(*self.killed.goals)
+        self.orphans = cluster.run("squeue", "--me", "--noheader", "--format", "%i %j %T %k")
+        cluster.run("scancel", self.killed_job["JobId"])
+        wait_for(lambda: states_of(cluster, self.killed_job["JobId"]) == ["CANCELLED"])
+        self.unlocked = self.killed.project.run(*self.killed.goals, "--unlock")
+        for each in (self.fates, self.lost, self.late):
+            each.end()
+        self.jobs = cluster.jobs()
+        cluster.start_node(self.lost_job["NodeList"])
+        wait_for(lambda: cluster.states().get(self.lost_job["NodeList"]) == "idle")
+
+    def _again(self) -> None:
+        for each in self.all:
+            each.again()
+        self.again = {each: finish(each.process) for each in self.all}
+
+    def job(self, what: str) -> dict[str, str]:
+        """The job, at its end, that ran ``what`` ("assets NAME")."""
+        for each in self.all:
+            for line in (each.project.folder / "runs.txt").read_text().splitlines():
+                stage, name, number, _ = line.split()
+                if f"{stage} {name}" == what:
+                    return next(job for job in self.jobs if job["JobId"] == number)
+        raise AssertionError(f"{what} was never started")
+
+
+def states_of(cluster: Cluster, number: str) -> list[str]:
+    return [job["JobState"] for job in cluster.jobs() if job["JobId"] == number]
 
 
 @pytest.fixture(scope="module")
-def outcome(cluster, tmp_path_factory) -> Outcome:
-    return Outcome(cluster, Project(tmp_path_factory.mktemp("fates"), "fine", *FATES))
+def sessions(cluster, tmp_path_factory) -> Sessions:
+    return Sessions(cluster, tmp_path_factory.mktemp("sessions"))
 
 
-def test_the_others_go_on(outcome):
-    assert outcome.status != 0
-    assert outcome.states["fine"] == "COMPLETED"
-    assert outcome.project.text("fine/data/train.parquet") == "whole"
+def test_the_other_jobs_go_on(sessions):
+    assert sessions.fates.status != 0
+    assert sessions.job("assets fine")["JobState"] == "COMPLETED"
+    assert "assets fine" in sessions.fates.ran
 
 
 @pytest.mark.parametrize("name", FATES)
-def test_state_and_reason_are_told(outcome, name):
+def test_state_and_reason_are_told(sessions, name):
     _, state, reason = FATES[name]
-    assert outcome.states[name].startswith(state)
-    blocks = re.split(r"^(?=Error in rule )", outcome.out, flags=re.MULTILINE)[1:]
-    (block,) = [
-        block for block in blocks if f"results/{name}/data/train.parquet" in block.partition("external_jobid")[0]
-    ]
+    session = sessions.late if name == "late" else sessions.fates
+    assert sessions.job(f"assets {name}")["JobState"] == state
+    blocks = re.split(r"^(?=Error in rule )", session.out, flags=re.MULTILINE)[1:]
+    (block,) = [block for block in blocks if MODEL.format(name) in block.partition("external_jobid")[0]]
     assert f"SLURM status is: '{state}'" in block
     assert f"results/{name}/logs/assets.log" in block
-    slurm_log = next((outcome.project.folder / "results/logs/slurm/rule_assets" / name).glob("*.log"))
-    assert str(slurm_log.relative_to(outcome.project.folder)) in block
+    slurm_log = next((session.project.folder / "results/logs/slurm/rule_assets" / name).glob("*.log"))
+    assert str(slurm_log.relative_to(session.project.folder)) in block
     assert reason in slurm_log.read_text()
 
 
-@pytest.mark.parametrize("name", FATES)
-def test_half_an_output_is_never_taken_for_a_whole_one(outcome, name):
-    assert outcome.project.text(f"{name}/data/train.parquet") is None
+def test_a_lost_node_costs_only_the_time(sessions):
+    """Slurm starts the job again on another node, within the same session of Snakemake."""
+    assert sessions.lost.status == 0, sessions.lost.out[-3000:]
+    assert sessions.lost.ran == ["assets lost", "profile lost", "profile lost"]
+    job = sessions.job("profile lost")
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1")
+    assert job["NodeList"] != sessions.lost_job["NodeList"]
 
 
-def test_the_same_command_does_what_is_missing(outcome):
-    outcome.project.faults()
-    before = len(outcome.project.runs())
-    status, out = outcome.project.run(*outcome.goals)
-    assert status == 0, out[-3000:]
-    assert sorted(outcome.project.runs()[before:]) == sorted(f"assets {name}" for name in FATES)
-    assert {outcome.project.text(f"{name}/data/train.parquet") for name in FATES} == {"whole"}
+def test_an_interrupt_cancels_the_jobs_and_leaves_no_lock(sessions):
+    assert sessions.stopped.status != 0
+    assert sessions.stopped_states == ["CANCELLED"]
+    assert "lock" not in sessions.again[sessions.stopped][1].lower()
 
 
-def test_a_job_whose_node_is_lost_starts_again_elsewhere(cluster, tmp_path):
-    project = Project(tmp_path, "lost")
-    project.faults(lost="once", stage="profile")
-    process = project.start("results/lost/profile/machine.json")
-    job = wait_for(lambda: job_of(cluster, project, "profile lost"))
-    cluster.lose_node(job["NodeList"])
-    try:
-        status, out = finish(process)
-        assert status == 0, out[-3000:]
-        assert project.runs() == ["assets lost", "profile lost", "profile lost"]
-        again = [found for found in cluster.jobs() if found["JobId"] == job["JobId"]]
-        assert [(found["JobState"], found["Restarts"]) for found in again] == [("COMPLETED", "1")]
-        assert again[0]["NodeList"] != job["NodeList"]
-        assert project.text("lost/profile/machine.json") == "whole"
-    finally:
-        cluster.start_node(job["NodeList"])
-        wait_for(lambda: cluster.states().get(job["NodeList"]) == "idle")
-
-
-def test_an_interrupt_cancels_the_jobs_and_leaves_no_lock(cluster, tmp_path):
-    project = Project(tmp_path, "stopped")
-    project.faults(stopped="hang", stage="profile")
-    process = project.start("results/stopped/profile/machine.json")
-    job = wait_for(lambda: job_of(cluster, project, "profile stopped"))
-    process.send_signal(signal.SIGINT)
-    status, out = finish(process)
-    assert status != 0
-    assert "Cancelling snakemake on user request" in out or "Terminating processes on user request" in out
-    wait_for(lambda: [each["JobState"] for each in cluster.jobs() if each["JobId"] == job["JobId"]] == ["CANCELLED"])
-    project.faults()
-    status, out = project.run("results/stopped/profile/machine.json")
-    assert status == 0, out[-3000:]
-    assert project.runs() == ["assets stopped", "profile stopped", "profile stopped"]
-
-
-def test_after_a_kill_the_job_is_cancelled_and_the_lock_removed_by_hand(cluster, tmp_path):
+def test_after_a_kill_the_job_is_found_and_ended_and_the_lock_removed(sessions):
     """Snakemake ended by SIGKILL, as by a login node that goes down: the procedure of docs/clusters.md."""
-    project = Project(tmp_path, "killed")
-    project.faults(killed="hang", stage="profile")
-    process = project.start("results/killed/profile/machine.json")
-    job = wait_for(lambda: job_of(cluster, project, "profile killed"))
-    process.kill()
-    process.communicate()
-    status, out = project.run("results/killed/profile/machine.json")
+    status, out = sessions.locked
     assert status != 0
     assert "Directory cannot be locked" in out
     assert "--unlock" in out
-    listed = cluster.run("squeue", "--me", "-h", "-o", "%i %j %k").split()
-    assert listed[0] == job["JobId"]
-    assert listed[1].startswith("pat_")
-    assert "rule_profile" in listed[2]
-    cluster.run("scancel", job["JobId"])
-    wait_for(lambda: not cluster.run("squeue", "-h"))
-    assert project.run("results/killed/profile/machine.json", "--unlock")[0] == 0
-    project.faults()
-    status, out = project.run("results/killed/profile/machine.json")
-    assert status == 0, out[-3000:]
-    assert project.runs() == ["assets killed", "profile killed", "profile killed"]
-    assert project.text("killed/profile/machine.json") == "whole"
+    (orphan,) = [line for line in sessions.orphans.splitlines() if line.split()[0] == sessions.killed_job["JobId"]]
+    assert re.fullmatch(r"\d+ pat_\S+ RUNNING rule_assets_wildcards_killed", orphan)
+    assert sessions.unlocked[0] == 0
+
+
+def test_the_same_command_does_what_is_missing_and_nothing_else(sessions):
+    missing = {
+        sessions.fates: [f"assets {name}" for name in FATES if name != "late"],
+        sessions.late: ["assets late"],
+        sessions.lost: [],
+        sessions.stopped: ["assets stopped"],
+        sessions.killed: ["assets killed"],
+    }
+    for session, wanted in missing.items():
+        status, out = sessions.again[session]
+        assert status == 0, out[-3000:]
+        assert sorted(session.project.runs()[len(session.ran) :]) == sorted(wanted)
+        assert [(session.project.folder / goal).read_text() for goal in session.goals] == ["whole"] * len(session.goals)
+
+
+def test_half_an_output_is_never_taken_for_a_whole_one(sessions):
+    assert sessions.fates.kept == [MODEL.format("fine")]
+    assert sessions.late.kept == sessions.stopped.kept == []
 
 
 @pytest.fixture
@@ -236,13 +273,14 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk_is_told_and_room_is_enough_to_go_on(cluster, tmp_path, small_disk):
+    (tmp_path / "project").mkdir()
     project = Project(tmp_path / "project", "full")
     (project.folder / "results").symlink_to(small_disk)
     project.faults(full="fill")
     status, out = project.run("results/full/data/train.parquet")
     assert status != 0
-    assert "No space left on device" in out + (project.text("full/logs/assets.log") or "")
     assert "SLURM status is: 'FAILED'" in out
+    assert "MiB are free in results/. A log that is empty or breaks off means that the disk was full" in out
     assert project.text("full/data/train.parquet") is None
     subprocess.run(["mount", "-o", "remount,size=256m", small_disk], check=True)
     status, out = project.run("results/full/data/train.parquet")

@@ -43,6 +43,16 @@ if not workflow.local_exec:
     if CLUSTER.container:
         workflow.deployment_settings.apptainer_args += f" {CLUSTER.container_args}"
 
+
+onerror:
+    free = shutil.disk_usage("results" if Path("results").exists() else ".").free
+    if free < 1 << 30:
+        logger.error(
+            f"Only {free >> 20} MiB are free in results/. A log that is empty or breaks off means that the disk was full: "
+            "make room, then run the same command again."
+        )
+
+
 ARMS = sorted({arm for each in EXPERIMENTS.values() for arm in each.arms})
 
 # The code whose edit makes a stage run again. Snakemake compares contents, so a fresh checkout runs nothing.

@@ -1,0 +1,109 @@
+"""Training on two nodes of a Slurm job: Ray on each, a server on each, and nothing left on any."""
+
+import json
+import shlex
+import subprocess
+import sys
+
+import polars as pl
+import psutil
+import pytest
+
+from tests.rl import jobs
+from tests.rl.test_processes import gone
+from tests.workflow.project import ROOT
+
+pytestmark = [pytest.mark.training, pytest.mark.engine, pytest.mark.workflow, pytest.mark.slow]
+DEADLINE_S = 500.0
+
+
+def batch(folder, command, nodes=2, cwd=ROOT) -> tuple[int, str]:
+    """Run ``command`` on the first node of a job, as Snakemake's executor does: its exit status and what it printed."""
+    log, step = folder / "slurm.txt", ["srun", "-n1", "--nodes=1", *command]
+    asked = [
+        f"--nodes={nodes}",
+        "--gres=gpu:2",
+        "--cpus-per-task=2",
+        "--mem=32000",
+        f"--chdir={cwd}",
+        f"--output={log}",
+    ]
+    done = subprocess.run(
+        ["sbatch", "--wait", *asked, f"--wrap={shlex.join(step)}"], capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    return done.returncode, log.read_text()
+
+
+def rays() -> set[int]:
+    """Processes of any training's Ray, here or on another node of the cluster: all are on this machine."""
+    found = set()
+    for process in psutil.process_iter(["cmdline"]):
+        if any("/tmp/pat-ray-" in word for word in process.info["cmdline"] or ()):
+            found.add(process.pid)
+    return found
+
+
+def test_two_nodes_train_together_and_each_decides_by_itself(cluster, tmp_path):
+    file = jobs.prepare(tmp_path, rollout={"deadline_s": 240}, train={"nodes": 2, "micro_batch": 2})
+    others = rays()
+    status, told = batch(tmp_path, jobs.train(file))
+    assert status == 0, told
+    assert all(gone(pid) for pid in rays() - others)
+    out = tmp_path / "train" / "pat"
+    run = json.loads((out / "run.json").read_text())
+    assert (run["nodes"], run["config"]["train"]["nodes"]) == (2, 2)
+
+    requests = pl.read_parquet(out / "requests.parquet")
+    shares = requests.group_by("iteration", "server").agg(pl.col("response_tokens").sort()).sort("iteration", "server")
+    odd, even = (
+        [8, 12, 14, 16, 20, 104, 120, 128],
+        [8, 10, 12, 16, 18, 96, 112, 128],
+    )  # of the lengths of config/ci.yaml
+    assert shares.rows() == [(n, server, lengths) for n in (1, 2) for server, lengths in ((0, even), (1, odd))]
+    assert requests["seed"].n_unique() == 2 * 16
+
+    switches = pl.read_parquet(out / "switches.parquet").filter(pl.col("unfinished") > 0)
+    widened = switches.filter(pl.col("tp_to") > pl.col("tp_from"))
+    assert set(widened.select("iteration", "server").rows()) == {(n, server) for n in (1, 2) for server in (0, 1)}
+    iterations = pl.read_parquet(out / "iterations.parquet")
+    assert iterations["switches"].to_list() == [switches.filter(iteration=n).height for n in (1, 2)]
+    slowest = switches.group_by("iteration", "server").agg(pl.col("total_s").sum()).group_by("iteration").max()
+    assert iterations["switch_s"].to_list() == pytest.approx(slowest.sort("iteration")["total_s"].to_list())
+    # The generation of an iteration is that of the server that ends last, on the clock of all machines.
+    last = requests.group_by("iteration").agg(pl.col("finish_s").max()).sort("iteration")["finish_s"].to_list()
+    assert all(gen_s >= end_s for gen_s, end_s in zip(iterations["gen_s"], last, strict=True))
+    decode = pl.read_parquet(out / "decode.parquet")
+    assert set(decode["server"]) == {0, 1}
+    # The actor's weights are the same on all ranks, and what was generated is what they say.
+    assert iterations["prob_diff_max"].drop_nulls().lt(1e-4).all()
+
+
+# In place of Ray on the other node, something that stays and never joins.
+NEVER_JOINS = """
+import os, sys
+from pathlib import Path
+from pat.rl import job, nodes, slurm_job
+nodes.JOIN_S, nodes.END_S, srun = 25.0, 3.0, slurm_job.srun
+slurm_job.srun = lambda names, command: srun(names, ["sh", "-c", f"echo $$ > {sys.argv[1]}/stays; exec sleep 600"])
+with nodes.started(2, 2, Path(sys.argv[1]) / "ray", job.variables(Path(sys.argv[1]), 2)):
+    print("all joined")
+"""
+
+
+def test_a_node_that_does_not_join_is_named_and_nothing_stays(cluster, tmp_path):
+    others = rays()
+    status, told = batch(tmp_path, [sys.executable, "-c", NEVER_JOINS, str(tmp_path)])
+    assert status != 0
+    assert "NodesFailed: no Ray on pat2 within 25 s" in told
+    assert str(tmp_path / "ray") in told
+    assert "all joined" not in told
+    assert gone(int((tmp_path / "stays").read_text()))
+    assert all(gone(pid) for pid in rays() - others)
+
+
+def test_too_small_a_job_is_refused_before_anything_starts(cluster, tmp_path):
+    code = NEVER_JOINS.replace("started(2, 2", "started(3, 2")
+    status, told = batch(tmp_path, [sys.executable, "-c", code, str(tmp_path)])
+    assert status != 0
+    assert "train.nodes: got 3; allowed: at most the nodes of Slurm job" in told
+    assert "which has 2: pat1, pat2" in told
