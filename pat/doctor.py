@@ -72,8 +72,15 @@ def _packages(pins: str, cure: str = INSTALL["cpu"]) -> Finding:
     return Finding("problem", f"packages: {listed}", cure)
 
 
-def _requirements() -> str:
-    """The set of packages for this machine: "cuda" where there is an NVIDIA GPU."""
+def _requirements(slurm: bool) -> str:
+    """The set of packages that must be here: the one that jobs are promised, where they run in this environment too."""
+    if slurm:
+        try:
+            asked = clusterfile.load()
+        except ConfigError:
+            return "cpu"  # told by _machine
+        if not (asked.container or asked.conda):
+            return asked.requirements
     return "cuda" if any(Path("/dev").glob("nvidia[0-9]*")) else "cpu"
 
 
@@ -105,9 +112,8 @@ def _space() -> Iterator[Finding]:
         yield Finding(level, f"{name}: {free / GIB:.1f} GiB free", cure)
 
 
-def _machine(ranks: int) -> Iterator[Finding]:
+def _machine(facts: dict, ranks: int) -> Iterator[Finding]:
     """What there is to run on; with Slurm also whether config/cluster.yaml fits it. ranks: GPUs wanted of one node."""
-    facts = cluster.discover()
     nodes = facts["nodes"]
     gpus = sum(len(node["devices"]) for node in nodes)
     if facts["source"] == "local":
@@ -166,11 +172,12 @@ def _config(path: Path) -> Iterator[Finding]:
 def examine(config: Path) -> Iterator[Finding]:
     """Everything that is looked at, in order."""
     yield _python()
-    requirements = _requirements()
+    facts = cluster.discover()
+    requirements = _requirements(facts["source"] != "local")
     if (pins := ENVS / f"{requirements}.txt").exists():
         yield _packages(pins.read_text(), INSTALL[requirements])
     yield from _plugins()
-    yield from _machine(_ranks(config))
+    yield from _machine(facts, _ranks(config))
     yield from _space()
     yield from _config(config)
 

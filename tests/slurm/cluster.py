@@ -175,14 +175,14 @@ class Cluster:
         self._wait(lambda: self.states() == dict.fromkeys(self.names, "idle"), "the nodes")
 
     def start_node(self, name: str) -> None:
-        self._spawn(f"slurmd-{name}", "slurmd", "-D", "-N", name)
+        self._spawn(f"slurmd-{name}", "slurmd", "-D", "-N", name, env={"PAT_NODE": name})
 
     def lose_node(self, name: str) -> None:
         """End the node's slurmd and whatever runs on it, as if its power had gone."""
         _end(self._recorded().pop(f"slurmd-{name}"), kill=True)
         for process in _steps():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get("SLURMD_NODENAME") == name:
+                if process.environ().get("PAT_NODE") == name:
                     _end_all(process)
 
     def states(self) -> dict[str, str]:

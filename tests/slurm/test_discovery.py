@@ -43,7 +43,7 @@ def test_doctor_compares_the_facts_with_the_cluster(cluster, tmp_path, monkeypat
     def levels(text: str, ranks: int = 8) -> list[tuple[str, str]]:
         (tmp_path / "cluster.yaml").write_text(text)
         monkeypatch.setenv("PAT_CLUSTER", str(tmp_path / "cluster.yaml"))
-        return [(finding.level, finding.what) for finding in doctor._machine(ranks)][1:]
+        return [(finding.level, finding.what) for finding in doctor._machine(hardware.discover(), ranks)][1:]
 
     assert [level for level, _ in levels("partition: gpu\ngpu_type: h200")] == ["ok"]
     assert [level for level, _ in levels("{gpus: none, partition: cpu}", 64)] == ["ok"]
@@ -56,6 +56,16 @@ def test_doctor_compares_the_facts_with_the_cluster(cluster, tmp_path, monkeypat
     assert (level, "16 GPUs of one node are asked for" in what) == ("problem", True)
     ((level, what),) = levels("partitions: gpu")
     assert (level, "did you mean partition?" in what) == ("problem", True)
+
+
+@pytest.mark.parametrize(
+    ("facts", "wanted"),
+    [("requirements: cuda", "cuda"), ("requirements: cpu", "cpu"), ("{requirements: cuda, conda: true}", "cpu")],
+)
+def test_doctor_looks_for_the_packages_that_jobs_run_in(cluster, tmp_path, monkeypatch, facts, wanted):
+    (tmp_path / "cluster.yaml").write_text(facts)
+    monkeypatch.setenv("PAT_CLUSTER", str(tmp_path / "cluster.yaml"))
+    assert doctor._requirements(slurm=True) == wanted
 
 
 def test_a_finished_job_tells_its_time_and_gpus(cluster, tmp_path):

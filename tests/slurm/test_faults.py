@@ -287,3 +287,20 @@ def test_a_full_disk_is_told_and_room_is_enough_to_go_on(cluster, tmp_path, smal
     assert status == 0, out[-3000:]
     assert project.runs() == ["assets full"] * 2
     assert project.text("full/data/train.parquet") == "whole"
+
+
+def test_mlflow_away_costs_only_the_logging(cluster, tmp_path):
+    """The real `pat`; nothing listens at the server's address."""
+    folder = copy_project(tmp_path)
+    goal = "results/ci-llama/tracking/hardware.json"
+    command = [sys.executable, "-m", "snakemake", "--profile", "slurm", "--configfile", "config/ci.yaml", goal]
+    away = {**os.environ, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
+    done = subprocess.run(command, cwd=folder, env=away, capture_output=True, text=True, timeout=240)
+    assert done.returncode != 0
+    assert "http://127.0.0.1:9" in done.stderr
+    assert (folder / "results" / "ci-llama" / "hardware.json").exists()
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "MLflow, hardware (ci-llama)" in done.stdout + done.stderr
+    assert "Hardware (ci-llama)" not in done.stdout + done.stderr
+    assert json.loads((folder / goal).read_text())["run_id"]
