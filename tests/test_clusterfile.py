@@ -161,3 +161,17 @@ def test_the_workflow_plans_with_each_example(tmp_path, title):
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.returncode != 0
     assert "config error: config/cluster.yaml: partion: got an unknown key" in done.stdout + done.stderr
+
+
+@pytest.mark.workflow
+def test_commands_of_the_docs_work(tmp_path):
+    folder = copy_project(tmp_path)
+    commands = re.findall(r"^ +(snakemake [^\n]+)$", DOCS, re.MULTILINE)
+    assert len(commands) == 3
+    for command in dict.fromkeys(commands):
+        words = command.replace("my-cluster", "ci").split()
+        words += [] if "--unlock" in words else ["-n"]
+        done = subprocess.run([sys.executable, "-m", *words], cwd=folder, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+    for file in re.findall(r"\b(?:envs|config|tests|workflow)/[\w./-]*\w", DOCS):
+        assert (ROOT / file.replace("my-cluster", "ci")).exists(), file

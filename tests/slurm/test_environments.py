@@ -32,7 +32,6 @@ def notes(cluster, tmp_path_factory) -> Path:
         "container": f"{{container: {image}, container_args: --nv --bind /scratch}}",
     }
     os.environ["NOTES"] = str(folder)
-    os.environ["BASH_FUNC_module%%"] = '() { echo "$@" >> "$NOTES/module.txt"; }'
     before = os.environ["PAT_CLUSTER"]
     try:
         running = []

@@ -1,9 +1,11 @@
 """Training on two nodes of a Slurm job: Ray on each, a server on each, and nothing left on any."""
 
 import json
-import shlex
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import polars as pl
 import psutil
@@ -17,20 +19,17 @@ pytestmark = [pytest.mark.training, pytest.mark.engine, pytest.mark.workflow, py
 DEADLINE_S = 500.0
 
 
-def batch(folder, command, nodes=2, cwd=ROOT) -> tuple[int, str]:
-    """Run ``command`` on the first node of a job, as Snakemake's executor does: its exit status and what it printed."""
-    log, step = folder / "slurm.txt", ["srun", "-n1", "--nodes=1", *command]
-    asked = [
-        f"--nodes={nodes}",
-        "--gres=gpu:2",
-        "--cpus-per-task=2",
-        "--mem=32000",
-        f"--chdir={cwd}",
-        f"--output={log}",
-    ]
-    done = subprocess.run(
-        ["sbatch", "--wait", *asked, f"--wrap={shlex.join(step)}"], capture_output=True, text=True, timeout=DEADLINE_S
-    )
+DOCS = (ROOT / "docs" / "training.md").read_text()
+(SBATCH,) = re.findall(r"^    (sbatch .*)$", DOCS, re.M)  # what the documentation tells people to type
+
+
+def batch(folder, command=None) -> tuple[int, str]:
+    """That line in ``folder``, with ``command`` in place of `pat train`'s if there is one: exit status and output."""
+    (training,) = re.findall(r"pat train [^\"]*", SBATCH)
+    line = SBATCH.replace(training, command or training)
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", line], cwd=folder, env=environment, timeout=DEADLINE_S)
+    (log,) = folder.glob("slurm-*.out")
     return done.returncode, log.read_text()
 
 
@@ -44,9 +43,12 @@ def rays() -> set[int]:
 
 
 def test_two_nodes_train_together_and_each_decides_by_itself(cluster, tmp_path):
-    file = jobs.prepare(tmp_path, rollout={"deadline_s": 240}, train={"nodes": 2, "micro_batch": 2})
+    # Dealt in turn, a long one to each server.
+    lengths = [8, 8, 10, 12, 12, 14, 16, 16, 18, 20, 10, 12, 8, 10, 150, 160]
+    rollout = {"lengths": lengths, "max_response": 160, "deadline_s": 240}
+    jobs.prepare(tmp_path, rollout=rollout, train={"nodes": 2, "micro_batch": 2})
     others = rays()
-    status, told = batch(tmp_path, jobs.train(file))
+    status, told = batch(tmp_path)
     assert status == 0, told
     assert all(gone(pid) for pid in rays() - others)
     out = tmp_path / "train" / "pat"
@@ -55,10 +57,7 @@ def test_two_nodes_train_together_and_each_decides_by_itself(cluster, tmp_path):
 
     requests = pl.read_parquet(out / "requests.parquet")
     shares = requests.group_by("iteration", "server").agg(pl.col("response_tokens").sort()).sort("iteration", "server")
-    odd, even = (
-        [8, 12, 14, 16, 20, 104, 120, 128],
-        [8, 10, 12, 16, 18, 96, 112, 128],
-    )  # of the lengths of config/ci.yaml
+    even, odd = [8, 8, 10, 10, 12, 16, 18, 150], [8, 10, 12, 12, 14, 16, 20, 160]
     assert shares.rows() == [(n, server, lengths) for n in (1, 2) for server, lengths in ((0, even), (1, odd))]
     assert requests["seed"].n_unique() == 2 * 16
 
@@ -90,9 +89,14 @@ with nodes.started(2, 2, Path(sys.argv[1]) / "ray", job.variables(Path(sys.argv[
 """
 
 
+def script(folder, code) -> str:
+    (folder / "script.py").write_text(code)
+    return f"python script.py {folder}"
+
+
 def test_a_node_that_does_not_join_is_named_and_nothing_stays(cluster, tmp_path):
     others = rays()
-    status, told = batch(tmp_path, [sys.executable, "-c", NEVER_JOINS, str(tmp_path)])
+    status, told = batch(tmp_path, script(tmp_path, NEVER_JOINS))
     assert status != 0
     assert "NodesFailed: no Ray on pat2 within 25 s" in told
     assert str(tmp_path / "ray") in told
@@ -102,8 +106,7 @@ def test_a_node_that_does_not_join_is_named_and_nothing_stays(cluster, tmp_path)
 
 
 def test_too_small_a_job_is_refused_before_anything_starts(cluster, tmp_path):
-    code = NEVER_JOINS.replace("started(2, 2", "started(3, 2")
-    status, told = batch(tmp_path, [sys.executable, "-c", code, str(tmp_path)])
+    status, told = batch(tmp_path, script(tmp_path, NEVER_JOINS.replace("started(2, 2", "started(3, 2")))
     assert status != 0
     assert "train.nodes: got 3; allowed: at most the nodes of Slurm job" in told
     assert "which has 2: pat1, pat2" in told
