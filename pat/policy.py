@@ -219,11 +219,13 @@ class Predictive:
         return state.switch_s + cost <= self.max_switch_share * (state.elapsed_s + plan.cost_s + plan.after_s)
 
 
-def from_config(arm: str, tp_sizes: Sequence[int], policy_cfg: dict, predictor_path: Path | None) -> Policy:
+def from_config(
+    arm: str, tp_sizes: Sequence[int], policy_cfg: dict, predictor_path: Path | None, samples: int = 1
+) -> Policy:
     """The policy of an arm: "tpK" stays at K, which is one of tp_sizes; "pat" predicts.
 
     policy_cfg: margin, max_switch_share, max_switches, kv.  predictor_path: what `pat predictor` wrote; only
-    "pat" needs it.  ValueError naming the arm and what is allowed.
+    "pat" needs it.  samples: responses to each prompt.  ValueError naming the arm and what is allowed.
     """
     kv = policy_cfg["kv"]
     if kv not in ("auto", *MODES):
@@ -236,4 +238,4 @@ def from_config(arm: str, tp_sizes: Sequence[int], policy_cfg: dict, predictor_p
     if predictor_path is None:
         raise ValueError("arm 'pat' needs a predictor: run the predictor stage first")
     limits = {key: policy_cfg[key] for key in ("margin", "max_switch_share", "max_switches")}
-    return Predictive(Predictor.load(predictor_path), LengthModel(), tp_sizes, kv=kv, **limits)
+    return Predictive(Predictor.load(predictor_path), LengthModel(), tp_sizes, kv=kv, samples=samples, **limits)

@@ -69,7 +69,7 @@ CODE = {
     ],
     "predictor": ["predictor/*.py"],
     "train": ["layout.py", "seam.py", "engine/**/*.py", "rl/**/*.py"],
-    "train-pat": ["layout.py", "seam.py", "policy.py", "engine/**/*.py", "rl/**/*.py"],
+    "train-pat": ["layout.py", "seam.py", "policy.py", "predictor/*.py", "engine/**/*.py", "rl/**/*.py"],
     "simulate": ["layout.py", "policy.py", "predictor/*.py", "simulate/*.py"],
     "report": ["report/*"],
     "tracking": ["tracking.py", "facts.py", "facts_overview.py"],
