@@ -59,7 +59,7 @@ class Rebalance:
 
 @dataclass(frozen=True)
 class Generation:
-    """A generation stage of ``requests`` requests with prompts and responses of all lengths up to these."""
+    """A generation stage of ``requests`` requests with prompts and responses of many lengths up to these."""
 
     tp: int
     requests: int
@@ -70,6 +70,7 @@ class Generation:
         return f"tp{self.tp} generation, {self.requests} requests of up to {self.response} tokens"
 
 
+LEVELS = 10  # response lengths of a generation; with more, a batch would last for too few steps to tell its latency
 Point = Decode | Prefill | Switch | Rebalance | Generation
 
 
@@ -113,6 +114,6 @@ def points(cfg, repeat: int) -> Iterator[Point]:
                     yield Rebalance(tp, requests, context, kv)
 
 
-def spread(most: int, count: int) -> list[int]:
-    """``count`` whole numbers from a share of ``most`` to ``most``, evenly spaced."""
-    return [max(1, most * (i + 1) // count) for i in range(count)]
+def spread(most: int, count: int, levels: int) -> list[int]:
+    """``count`` whole numbers up to ``most``, of ``levels`` evenly spaced sizes: so long do as many requests last."""
+    return [max(1, most * (1 + i * levels // count) // levels) for i in range(count)]

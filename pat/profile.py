@@ -26,7 +26,7 @@ from pat.config import SWITCHED_TOKENS
 from pat.engine.cpu import processes
 from pat.engine.trace import decode_steps, readmission_s
 from pat.engine.transaction import PHASES
-from pat.points import Decode, Generation, Point, Prefill, Rebalance, Switch, points, spread
+from pat.points import LEVELS, Decode, Generation, Point, Prefill, Rebalance, Switch, points, spread
 from pat.resume import Partial, fingerprint
 
 TOKEN_BEFORE_SWITCH = 2  # tokens that every request has generated when a measured switch happens
@@ -126,8 +126,8 @@ class Sampler:
         elif isinstance(point, Prefill):
             await self._generate([self._prompt(point.tokens) for _ in range(replicas * point.requests)], 1)
         elif isinstance(point, Generation):
-            prompts = [self._prompt(tokens) for tokens in spread(point.prompt, point.requests)]
-            await self._generate(prompts, spread(point.response, point.requests)[::-1])
+            prompts = [self._prompt(tokens) for tokens in spread(point.prompt, point.requests, point.requests)]
+            await self._generate(prompts, spread(point.response, point.requests, LEVELS)[::-1])
         elif isinstance(point, Rebalance):
             await self._measure_rebalance(point, replicas)
         else:

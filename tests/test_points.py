@@ -45,9 +45,9 @@ def test_a_generation_at_each_size_once_with_unlike_requests():
     found = [point for repeat in (0, 1) for point in points(config(), repeat) if isinstance(point, Generation)]
     assert [point.tp for point in found] == [1, 2, 4]
     assert {point.requests for point in found} == {8 * 4}  # as many as all replicas are profiled with
-    assert len(set(spread(found[0].response, 8))) == 8
-    assert max(spread(64, 10)) == 64
-    assert min(spread(3, 10)) == 1
+    assert spread(64, 8, 8) == [8, 16, 24, 32, 40, 48, 56, 64]
+    assert spread(100, 6, 2) == [50, 50, 50, 100, 100, 100]
+    assert min(spread(3, 20, 10)) == 1
 
 
 def test_a_merged_batch_is_measured_when_the_base_is_wider():

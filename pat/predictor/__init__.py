@@ -26,6 +26,7 @@ class Predictor:
             "decode": {
                 str(tp): {"batch": _pack(curve), "context": _pack(self.decode.by_context[tp])}
                 | ({"both": [*vars(surface).values()]} if (surface := self.decode.by_both.get(tp)) else {})
+                | ({"tiles": tiles} if (tiles := self.decode.tiles.get(tp)) else {})
                 for tp, curve in self.decode.by_batch.items()
             },
             "prefill": {
@@ -46,6 +47,11 @@ class Predictor:
                 raise ValueError(f"format {model['format']}")
             decode = {int(tp): (_curve(c["batch"]), _curve(c["context"])) for tp, c in model["decode"].items()}
             both = {int(tp): _surface(*c["both"]) for tp, c in model["decode"].items() if "both" in c}
+            tiles = {
+                int(tp): {int(batch): s for batch, s in c["tiles"].items()}
+                for tp, c in model["decode"].items()
+                if "tiles" in c
+            }
             prefill = {int(tp): (_curve(c["tokens"]), tuple(c["rates"])) for tp, c in model["prefill"].items()}
             length = {int(tp): _curve(c["length"]) for tp, c in model["prefill"].items() if "length" in c}
             switch = {(a, b, mode): SwitchCost(*cost) for a, b, mode, *cost in model["switch"]}
@@ -54,7 +60,7 @@ class Predictor:
                 f"{path} is not a predictor of format {FORMAT}: {error!r}; run `pat predictor` again"
             ) from error
         return cls(
-            DecodeModel({tp: c[0] for tp, c in decode.items()}, {tp: c[1] for tp, c in decode.items()}, both),
+            DecodeModel({tp: c[0] for tp, c in decode.items()}, {tp: c[1] for tp, c in decode.items()}, both, tiles),
             PrefillModel({tp: c[0] for tp, c in prefill.items()}, {tp: c[1] for tp, c in prefill.items()}, length),
             SwitchModel(switch),
         )

@@ -1,5 +1,6 @@
 """Seconds of one engine step at each tp, fitted to the profile: decode and prefill."""
 
+import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +20,8 @@ ENOUGH = 4
 # surface, if a sum of two curves misses one in ten of them by more than this.
 DENSE_SHAPES, SUM_ERROR = 250, 0.04
 SURFACE_SEGMENTS = 7
+# A batch with at least so many shapes, all of them slower than the model by this share, has a bad kernel tile.
+TILE_SHAPES, TILE = 3, 0.08
 
 
 @dataclass(frozen=True)
@@ -29,12 +32,14 @@ class DecodeModel:
     the attention over the KV cache, which reads every token of the batch once. h is left out but where a dense
     profile needs it: some attention kernels take longer for few long requests than for many short ones with as
     many tokens (Triton's on A100). So a step never gets cheaper with more context, nor with more requests like
-    those that it has.
+    those that it has, but for tiles: single batches for which the matrix kernels have no good tile take longer than
+    the next larger one (MKL's, three rows: a third). They are told from noise by being slow at every context.
     """
 
     by_batch: dict[int, Curve]
     by_context: dict[int, Curve]
     by_both: dict[int, Surface] = field(default_factory=dict)  # of batch and context a request
+    tiles: dict[int, dict[int, float]] = field(default_factory=dict)  # seconds more at exactly that batch
 
     @property
     def tp_sizes(self) -> tuple[int, ...]:
@@ -48,13 +53,15 @@ class DecodeModel:
         """
         require(tp, self.tp_sizes, "decode")
         seconds = self.by_batch[tp](batch) + self.by_context[tp](context)
+        for size, more in self.tiles.get(tp, {}).items():
+            seconds = seconds + more * (np.asarray(batch) == size)
         surface = self.by_both.get(tp)
         return seconds if surface is None else seconds + surface(batch, context / np.maximum(batch, 1))
 
     @classmethod
     def fit(cls, samples: pl.DataFrame) -> "DecodeModel":
         """Fit to rows (tp, batch, context, seconds), one a decode step."""
-        by_batch, by_context, by_both = {}, {}, {}
+        by_batch, by_context, by_both, tiles = {}, {}, {}, {}
         for (tp,), shapes in decode_shapes(samples).group_by("tp", maintain_order=True):
             batch, context, seconds = (shapes[name].to_numpy() for name in ("batch", "context", "seconds"))
             batch_knots, context_knots = np.unique(batch), spread_knots(context)
@@ -70,7 +77,23 @@ class DecodeModel:
                 by_both[tp] = Surface.from_steps(*knots, fitted[curves:])
             by_batch[tp] = Curve.from_increments(batch_knots, fitted[1:rises], start=fitted[0])
             by_context[tp] = Curve.from_increments(context_knots, fitted[rises:curves])
-        return cls(by_batch, by_context, by_both)
+            smooth = cls({tp: by_batch[tp]}, {tp: by_context[tp]}, {t: s for t, s in by_both.items() if t == tp})
+            tiles[tp] = _tiles(batch, seconds, smooth.seconds(tp, batch, context))
+        return cls(by_batch, by_context, by_both, {tp: found for tp, found in tiles.items() if found})
+
+
+def _tiles(batch: np.ndarray, seconds: np.ndarray, smooth: np.ndarray) -> dict[int, float]:
+    """Seconds by which a batch is slower than the non-decreasing model says, where it is so in all of its shapes.
+
+    The next larger batch must be faster: else the model is at fault, and not a tile.
+    """
+    slower, sizes = {}, np.unique(batch)
+    for size, larger in itertools.pairwise(sizes):
+        own = batch == size
+        a_tile = np.median(seconds[batch == larger]) < np.median(seconds[own])
+        if a_tile and own.sum() >= TILE_SHAPES and np.all(seconds[own] > (1 + TILE) * smooth[own]):
+            slower[int(size)] = float(np.median(seconds[own] - smooth[own]))
+    return slower
 
 
 @dataclass(frozen=True)

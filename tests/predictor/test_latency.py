@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -57,12 +58,27 @@ SAMPLES = st.lists(
 @given(SAMPLES)
 @settings(max_examples=60, deadline=None)
 def test_decode_never_gets_cheaper_with_more_requests_or_context(rows):
-    model = DecodeModel.fit(pl.DataFrame(rows, schema=DECODE, orient="row"))
+    model = replace(DecodeModel.fit(pl.DataFrame(rows, schema=DECODE, orient="row")), tiles={})
     grid = model.seconds(1, np.arange(1, 100)[:, None], np.linspace(0, 30_000, 50)[None])
     assert grid.shape == (99, 50)
     assert np.all(grid >= 0)
     assert np.all(np.diff(grid, axis=0) >= -1e-12)
     assert np.all(np.diff(grid, axis=1) >= -1e-12)
+
+
+def tiled_step(tp, batch, context):
+    return cpu_step(tp, batch, context) * (1.4 if batch == 3 else 1.0)
+
+
+def test_a_batch_of_a_bad_kernel_tile_is_slower_than_a_larger_one():
+    samples = decode_samples(tiled_step, batches=(1, 2, 3, 4, 8), contexts=(32, 100, 320, 1000))
+    model = DecodeModel.fit(samples)
+    assert set(model.tiles[1]) == {3}
+    for batch in (1, 2, 3, 4, 6, 8):
+        assert model.seconds(1, batch, 200 * batch) == pytest.approx(tiled_step(1, batch, 200 * batch), rel=0.04)
+    several = model.seconds(1, np.array([2, 3, 4]), np.array([400, 600, 800]))
+    assert several[1] > several[2] > several[0]
+    assert not DecodeModel.fit(decode_samples(cpu_step, batches=(1, 2, 3, 4, 8))).tiles
 
 
 def gathering_step(tp, batch, context):
