@@ -15,7 +15,13 @@ from pat.problems import ConfigError, Problem, shown
 if TYPE_CHECKING:  # every command imports what it needs: most are started often, and briefly
     from pat.config import Section
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Adaptive tensor parallelism for RLHF rollouts: each stage of the pipeline by hand, and what helps around it.",
+    epilog="Examples: pat doctor; pat train --help; all stages in their order: snakemake --profile local all",
+)
 
 DEFAULT = Path("config/config.yaml")
 ConfigPath = Annotated[
@@ -58,7 +64,7 @@ def _stage(stage: str, path: Path, experiment: str | None, out: Path | None) -> 
     return config, out
 
 
-@app.command()
+@app.command(epilog="Example: pat hardware --config config/ci.yaml --experiment ci-qwen3")
 def hardware(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out = None) -> None:
     """Find out what there is to run on."""
     _, out = _stage("hardware", config, experiment, out)
@@ -67,7 +73,7 @@ def hardware(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: O
     cluster.run(out)
 
 
-@app.command()
+@app.command(epilog="Example: pat assets --config config/ci.yaml --experiment ci-qwen3")
 def assets(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out = None) -> None:
     """Get the model and the prompts ready."""
     cfg, out = _stage("assets", config, experiment, out)
@@ -76,7 +82,7 @@ def assets(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out
     assets.run(cfg, out)
 
 
-@app.command()
+@app.command(epilog="Example: pat profile --config config/ci.yaml --experiment ci-qwen3")
 def profile(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out = None) -> None:
     """Time decode, prefill and switches in the real engine, or take them from published measurements."""
     cfg, out = _stage("profile", config, experiment, out)
@@ -88,7 +94,7 @@ def profile(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Ou
     profile.run(cfg, out)
 
 
-@app.command()
+@app.command(epilog="Example: pat predictor --config config/ci.yaml --experiment ci-qwen3")
 def predictor(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out = None) -> None:
     """Fit the latency and cost models to the profile."""
     _, out = _stage("predictor", config, experiment, out)
@@ -97,7 +103,7 @@ def predictor(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: 
     fit.run(out / "profile", out / "predictor")
 
 
-@app.command()
+@app.command(epilog="Example: pat train --arm pat --config config/ci.yaml --experiment ci-qwen3")
 def train(
     arm: Annotated[str, typer.Option(help="tpK: always tensor-parallel size K. pat: switches by itself.")],
     config: ConfigPath = DEFAULT,
@@ -111,7 +117,7 @@ def train(
     train.run(cfg, out, arm)
 
 
-@app.command()
+@app.command(epilog="Example: pat simulate --config config/ci.yaml --experiment ci-qwen3")
 def simulate(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out = None) -> None:
     """Simulate the generation stage in every arm, and the best schedule with the lengths known."""
     cfg, out = _stage("simulate", config, experiment, out)
@@ -123,7 +129,7 @@ def simulate(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: O
     run(cfg, model, out / "simulate")
 
 
-@app.command()
+@app.command(epilog="Example: pat report --config config/ci.yaml --experiment ci-qwen3")
 def report(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out = None) -> None:
     """Write the report that compares the arms."""
     cfg, out = _stage("report", config, experiment, out)
@@ -133,7 +139,7 @@ def report(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out
     report.run(out, cfg.report.title, out / "report")
 
 
-@app.command()
+@app.command(epilog="Example: pat track --stage train-pat --config config/ci.yaml --experiment ci-qwen3")
 def track(
     stage: Annotated[str, typer.Option(help="hardware, assets, profile, predictor, train-ARM, simulate or report.")],
     config: ConfigPath = DEFAULT,
@@ -158,7 +164,7 @@ def _bench() -> None:
     """Measure parts by themselves."""
 
 
-@bench_app.command()
+@bench_app.command(epilog="Example: pat bench rollout --only a,c --repeats 3")
 def rollout(
     config: ConfigPath = DEFAULT,
     experiment: Experiment = None,
@@ -169,7 +175,7 @@ def rollout(
         "results/bench"
     ),
 ) -> None:
-    """Replay generation stages in every arm, without training: pat bench rollout --only a,c --repeats 3.
+    """Replay generation stages in every arm, without training.
 
     Reads the model and the predictor that the pipeline has left under results/EXPERIMENT.
     """
@@ -185,7 +191,7 @@ def rollout(
     bench.run(cfg, folder, chosen, repeats, out)
 
 
-@bench_app.command()
+@bench_app.command(epilog="Example: pat bench decision --live 16,1024")
 def decision(
     config: ConfigPath = DEFAULT,
     experiment: Experiment = None,
@@ -208,7 +214,7 @@ def decision(
     bench_decision.run(cfg, predictor, [int(number) for number in counts], out)
 
 
-@app.command()
+@app.command(epilog="Example: pat check --config config/ci.yaml")
 def check(config: ConfigPath = DEFAULT) -> None:
     """Check a configuration file."""
     from pat import configfile
@@ -220,7 +226,7 @@ def check(config: ConfigPath = DEFAULT) -> None:
         typer.echo(f"{name}: arms {arms}; {experiment.model.source}, {experiment.data.source}")
 
 
-@app.command()
+@app.command(epilog="Example: pat where --config config/ci.yaml")
 def where(config: ConfigPath = DEFAULT) -> None:
     """Say where the results of a configuration are."""
     from pat import configfile
@@ -231,7 +237,7 @@ def where(config: ConfigPath = DEFAULT) -> None:
     typer.echo("Every stage in MLflow: make ui")
 
 
-@app.command()
+@app.command(epilog="Example: pat doctor --config config/ci.yaml")
 def doctor(config: ConfigPath = DEFAULT) -> None:
     """Say whether this machine can run PAT, what is missing and how to get it."""
     from pat import doctor
@@ -239,7 +245,7 @@ def doctor(config: ConfigPath = DEFAULT) -> None:
     raise typer.Exit(0 if doctor.run(config) else 1)
 
 
-@app.command(name="schema")
+@app.command(name="schema", epilog="Example: pat schema > config/schema.json")
 def print_schema() -> None:
     """Print the JSON schema of configuration files (kept as config/schema.json)."""
     from pat import config as schema
@@ -247,7 +253,10 @@ def print_schema() -> None:
     typer.echo(schema.json_schema(), nl=False)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog="Example: pat logged report.log report --config config/ci.yaml --experiment ci-qwen3",
+)
 def logged(context: typer.Context, log: Annotated[Path, typer.Argument(help="Where its output is kept.")]) -> None:
     """Run another pat command and keep its output; if it fails, print the lines that matter."""
     from pat.logged import run
@@ -257,7 +266,6 @@ def logged(context: typer.Context, log: Annotated[Path, typer.Argument(help="Whe
 
 
 def main() -> None:
-
     try:
         app()
     except ConfigError as error:
