@@ -71,7 +71,7 @@ CODE = {
     "train": ["layout.py", "seam.py", "engine/**/*.py", "rl/**/*.py"],
     "train-pat": ["layout.py", "seam.py", "policy.py", "predictor/*.py", "engine/**/*.py", "rl/**/*.py"],
     "simulate": ["layout.py", "policy.py", "predictor/*.py", "simulate/*.py"],
-    "report": ["report/*"],
+    "report": ["report/*", "jobs.py"],
     "tracking": ["tracking.py", "facts.py", "facts_overview.py"],
 }
 
