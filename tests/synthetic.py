@@ -171,6 +171,7 @@ def _arm(directory: Path, generation: Sequence[float], lengths: Sequence[int], s
                 "switch_s": 0.5 * switches,
                 "prob_diff_max": 1e-6 * iteration,
                 "tail_s": 0.25 * gen_s,
+                "warm_up": iteration == 1,
             }
         )
     _parquet(directory / "iterations.parquet", pl.DataFrame(iterations))

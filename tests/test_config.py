@@ -70,7 +70,7 @@ REFUSED = [
     ({"rollout": {"samples": 1}}, "rollout.samples: got 1", "greater than or equal to 2"),
     ({"rollout": {"prompts": 3, "samples": 3}}, "rollout.prompts: got 3", "a multiple of ranks = 2"),
     ({"train": {"nodes": 3}}, "rollout.prompts: got 4", "a multiple of ranks = 2 x train.nodes = 3"),
-    ({"train": {"nodes": 4}}, "train.micro_batch: got 4", "a divisor of rollout.prompts x rollout.samples / ranks = 16"),
+    ({"train": {"nodes": 4}}, "train.micro_batch: got 4", "rollout.prompts x rollout.samples / ranks = 16 / 8"),
     ({"train": {"save_every": 0}}, "train.save_every: got 0", "greater than or equal to 1"),
     ({"rollout": {"lengths": [8, 999]}}, "rollout.lengths: got 999", "at most rollout.max_response = 320"),
     ({"rollout": {"lengths": [8, "x"]}}, "rollout.lengths.1: got 'x'", "integer"),

@@ -15,7 +15,7 @@ from pat import usage
 ITERATIONS = (
     "iteration", "gen_s", "iteration_s", "update_s", "old_log_prob_s", "weight_sync_s", "tokens", "samples",
     "truncated", "reward_mean", "response_len_mean", "response_len_max", "switches", "switch_s",
-    "prob_diff_max", "tail_s",
+    "prob_diff_max", "tail_s", "warm_up",
 )  # fmt: skip
 REQUESTS = ("iteration", "response_tokens", "arrive_s", "finish_s")
 PHASES = ("agree_s", "quiesce_s", "collect_s", "move_s", "rebind_s", "resume_s", "prefill_s")

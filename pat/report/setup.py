@@ -20,7 +20,7 @@ def rows(experiment: Experiment) -> list[tuple[str, str]]:
     commits = [record.get("git") for record in runs or [origin]]
     found = [
         ("Machine", "; ".join(_machines(hardware)) if hardware else _elsewhere(experiment)),
-        ("Ranks and sizes", _join(config, ranks="{} ranks", tp_sizes="tensor-parallel sizes {}")),
+        ("Ranks and sizes", _join(config, ranks=_ranks(train), tp_sizes="tensor-parallel sizes {}")),
         ("Model", _join(model, source="{}", dtype="{}")),
         ("Data", _join(data, source="{}", train_size="{} prompts")),
         ("Batch", _batch(rollout)),
@@ -33,6 +33,11 @@ def rows(experiment: Experiment) -> list[tuple[str, str]]:
         ("Code", ", ".join(sorted({str(commit)[:12] for commit in commits if commit}))),
     ]
     return [(label, value) for label, value in found if value]
+
+
+def _ranks(train: dict) -> str:
+    nodes = train.get("nodes", 1)
+    return "{} ranks" if nodes == 1 else f"{nodes} nodes of {{}} ranks, a group on each"
 
 
 def _elsewhere(experiment: Experiment) -> str:

@@ -1,7 +1,8 @@
 """The numbers of the report: arms side by side, gains of PAT, matched lengths. Pure: frames in, numbers out.
 
-The first iteration of an arm is dropped as warm-up, unless it is the only one. Every number of an arm is a
-median over the iterations kept; the spread is their minimum and maximum.
+The first iteration of an arm is dropped as warm-up, unless it is the only one, and so is the first after each start of
+a training that was interrupted. Every number of an arm is a median over the iterations kept; the spread is their
+minimum and maximum.
 """
 
 from collections import Counter
@@ -43,6 +44,7 @@ def summarise(experiment: Experiment) -> dict:
     references = {what: _references(experiment.statics, kept, column) for what, column in COMPARED.items()}
     simulated = experiment.simulated.summary if experiment.simulated else None
     return {
+        "nodes": max((arm.run.get("nodes", 1) for arm in experiment.arms.values()), default=1),
         "arms": {name: medians(frame) for name, frame in kept.items()},
         "fastest": fastest({name: frame.select(key="iteration", seconds="gen_s") for name, frame in kept.items()}),
         "spread": {name: _spread(frame) for name, frame in kept.items()},
@@ -125,8 +127,9 @@ def _simulated(experiment: Experiment) -> dict | None:
 
 
 def kept_iterations(iterations: pl.DataFrame) -> pl.DataFrame:
-    """The iterations that count: all but the first (start-up, cold caches), or the only one there is."""
-    return iterations.filter(pl.col("iteration") > pl.col("iteration").min()) if len(iterations) > 1 else iterations
+    """The iterations that count: all but the first after each start (cold caches), or all where none other is left."""
+    warm = iterations.filter(~pl.col("warm_up"))
+    return iterations if warm.is_empty() else warm
 
 
 def medians(kept: pl.DataFrame) -> dict[str, float | None]:

@@ -62,8 +62,11 @@ def prepare(cfg, experiment: Path, arm: str, out: Path) -> Start:
     return start
 
 
-def finish(experiment: Path, arm: str) -> None:
-    """Remove the checkpoints of a training whose tables are written."""
+def finish(experiment: Path, arm: str, out: Path) -> None:
+    """Of a training whose tables are written: remove its checkpoints, and put verl's metrics into one file."""
+    if (before := out / "verl-before.jsonl").exists():
+        _write(collect.verl_lines(out), out / "verl.jsonl")
+        before.unlink()
     shutil.rmtree(folder(experiment, arm), ignore_errors=True)
 
 
@@ -111,10 +114,7 @@ def _steps(checkpoints: Path) -> dict[int, Path]:
 
 def _prune(start: Start, checkpoints: Path, out: Path) -> None:
     """Leave the records of the first ``start.done`` iterations and their checkpoint, nothing else."""
-    lines = [line for line in collect.verl_lines(out) if line["step"] <= start.done]
-    partial = out / "verl.part"
-    partial.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    partial.rename(out / "verl-before.jsonl")
+    _write([line for line in collect.verl_lines(out) if line["step"] <= start.done], out / "verl-before.jsonl")
     (out / "verl.jsonl").unlink(missing_ok=True)  # verl overwrites it
     for record in (out / "rollout").iterdir():
         if int(record.name[:6]) > start.done or record.suffix != ".json":
@@ -122,3 +122,9 @@ def _prune(start: Start, checkpoints: Path, out: Path) -> None:
     for step, path in _steps(checkpoints).items():
         if step != start.done:
             shutil.rmtree(path)
+
+
+def _write(lines: list[dict[str, Any]], file: Path) -> None:
+    partial = file.with_suffix(".part")
+    partial.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    partial.rename(file)  # at once: it may be interrupted again

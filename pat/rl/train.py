@@ -59,7 +59,7 @@ def run(cfg, experiment: Path, arm: str) -> None:
         "seconds": time.monotonic() - started,
     }
     (out / "run.json").write_text(json.dumps(about | provenance.facts(), indent=2) + "\n")
-    resume.finish(experiment, arm)
+    resume.finish(experiment, arm, out)
     for leftover in ("rollout", "hydra", "ray"):
         shutil.rmtree(out / leftover, ignore_errors=True)
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pat.report import setup
 from pat.report.experiment import load
-from pat.report.summary import live_batch, live_switches, summarise, typical_iteration
+from pat.report.summary import kept_iterations, live_batch, live_switches, summarise, typical_iteration
 from tests.synthetic import GENERATION, LENGTHS, write_experiment, write_simulation
 
 
@@ -183,3 +184,21 @@ def test_the_iteration_that_is_drawn_is_the_median_of_pat_and_shared_by_all(tmp_
     assert typical_iteration(load(write_experiment(tmp_path / "shorter", shorter)).arms) == 2
     apart = {"tp1": (5.0,), "pat": (5.0, 4.0)}
     assert typical_iteration(load(write_experiment(tmp_path / "apart", apart)).arms) is None
+
+
+def test_the_first_iteration_after_an_interruption_is_no_measurement():
+    frame = pl.DataFrame({"iteration": [1, 2, 3, 4], "warm_up": [True, False, True, False]})
+    assert kept_iterations(frame)["iteration"].to_list() == [2, 4]
+    assert kept_iterations(frame.filter("warm_up"))["iteration"].to_list() == [1, 3]  # nothing else is there
+
+
+def test_the_nodes_of_a_training_are_told(tmp_path):
+    write_experiment(tmp_path, {"tp1": [40.0, 30.0], "pat": [40.0, 20.0]})
+    assert summarise(load(tmp_path))["nodes"] == 1
+    for file in tmp_path.glob("train/*/run.json"):
+        run = json.loads(file.read_text())
+        run["config"] = run["config"] | {"train": run["config"]["train"] | {"nodes": 2}}
+        file.write_text(json.dumps(run | {"nodes": 2}))
+    experiment = load(tmp_path)
+    assert summarise(experiment)["nodes"] == 2
+    assert "2 nodes of 2 ranks, a group on each" in dict(setup.rows(experiment))["Ranks and sizes"]

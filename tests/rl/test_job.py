@@ -1,6 +1,7 @@
 """An arm's job: what verl is told, in words that Hydra reads back as they were meant."""
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from pat.config import Config, stage_config
+from pat.config import Config, Train, stage_config
 from pat.engine.cpu import environment
 from pat.rl import job
 from pat.rl.router import Router
@@ -207,3 +208,19 @@ def test_slurms_variables_of_other_vendors_are_left_out(tmp_path, monkeypatch):
     told = job.variables(tmp_path)
     assert told["CUDA_VISIBLE_DEVICES"] == "0,1"
     assert "ROCR_VISIBLE_DEVICES" not in told
+
+
+DOCS = (PROJECT / "docs" / "training.md").read_text()
+
+
+@pytest.mark.parametrize("text", re.findall(r"^```yaml\n(.*?)^```", DOCS, re.M | re.S))
+def test_settings_of_the_documentation_are_accepted_and_reach_verl(experiment, text):
+    said = yaml.safe_load(text)
+    train = Train.model_validate(said["train"])
+    rollout = {"prompts": 16, "samples": 4}  # enough for all ranks
+    values = overrides(experiment, ray={"address": "a:1"}, rollout=rollout, **said)
+    told = composed(values).trainer
+    assert told.nnodes == train.nodes
+    assert told.save_freq == (train.save_every or train.extra.get("trainer.save_freq", -1))
+    folder = train.extra.get("trainer.default_local_dir", str(experiment))
+    assert told.default_local_dir.startswith(folder)

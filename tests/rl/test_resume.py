@@ -157,7 +157,11 @@ def test_without_checkpoints_nothing_is_kept(experiment):
 
 def test_a_finished_training_leaves_no_checkpoint_and_runs_again_from_the_beginning(experiment):
     begin(experiment)
-    make(experiment, generations=8, metrics=8, checkpoints=(6, 8))
-    resume.finish(experiment, ARM)
+    out, _ = make(experiment, generations=8, metrics=8, checkpoints=(6, 8))
+    (out / "verl.jsonl").rename(out / "verl-before.jsonl")
+    (out / "verl.jsonl").write_text('{"step": 9, "data": {}}\n')
+    resume.finish(experiment, ARM, out)
+    assert not (out / "verl-before.jsonl").exists()
+    assert [line["step"] for line in collect.verl_lines(out)] == list(range(1, 10))
     assert not resume.folder(experiment, ARM).exists()
     assert begin(experiment) == Start(0, None, (0,))
