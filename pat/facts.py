@@ -31,7 +31,6 @@ OUTPUTS = {
     "report": ("report/summary.json", ["report/*"]),
 }
 KEPT_SUFFIXES = {".parquet", ".json", ".jsonl", ".txt", ".png", ".svg", ".html", ".log", ".tsv"}
-MAX_SAMPLES = 400  # of the machine's use, of one run
 ITERATION_METRICS = {
     "gen/seconds": pl.col("gen_s"),
     "gen/tokens_per_s": pl.col("tokens") / pl.col("gen_s"),
@@ -135,6 +134,7 @@ def collect(directory: Path, stage: str) -> Facts:
             "simulate": _simulate,
             "report": _report,
         }[kind](directory, facts)
+    facts.tags |= _job(directory / "jobs" / f"{stage}.json")
     seconds, max_rss = benchmark(directory / "benchmarks" / f"{stage}.tsv")
     facts.measure("stage/seconds", seconds)
     facts.measure("stage/max_rss_mib", max_rss)
@@ -257,27 +257,23 @@ def _report(directory: Path, facts: Facts) -> None:
 
 
 def _usage(path: Path, facts: Facts) -> None:
-    """Samples of the machine under the names that MLflow's own monitor gives them: they get a tab of their own."""
-    if not path.exists():
-        return
-    samples = pl.read_parquet(path)
-    facts.measure("stage/gpu_energy_wh", usage.energy_wh(samples))
-    thinned = samples.gather_every(-(-len(samples) // MAX_SAMPLES))
-    for step, row in enumerate(thinned.iter_rows(named=True)):
-        at = int(1000 * row["time_s"])
-        facts.measure("system/cpu_utilization_percentage", row["cpu_pct"], step, at)
-        facts.measure("system/system_memory_usage_megabytes", row["memory_mb"], step, at)
-        facts.measure("system/system_memory_usage_percentage", row["memory_pct"], step, at)
-        for gpu in row["gpus"]:
-            name = f"system/gpu_{gpu['gpu']}"
-            facts.measure(f"{name}_utilization_percentage", gpu["use_pct"], step, at)
-            facts.measure(f"{name}_memory_usage_megabytes", gpu["memory_mb"], step, at)
-            facts.measure(f"{name}_power_usage_watts", gpu["power_w"], step, at)
+    if path.exists():
+        samples = pl.read_parquet(path)
+        facts.measure("stage/gpu_energy_wh", usage.energy_wh(samples))
+        for name, value, step, time_s in usage.measurements(samples):
+            facts.measure(name, value, step, int(1000 * time_s))
 
 
 def _origin(record: dict) -> dict[str, str]:
     """Tags for the commit and the Slurm job that a stage recorded, where it did."""
     return {f"pat.{key}": str(record[key]) for key in ("git", "slurm_job_id") if record.get(key)}
+
+
+def _job(path: Path) -> dict[str, str]:
+    """Tags for the Slurm job that the stage ran in, and its node, where `pat.jobs.note` wrote them down."""
+    noted = json.loads(path.read_text()) if path.exists() else {}
+    names = {"slurm_job_id": "pat.slurm_job_id", "node": "pat.node"}
+    return {tag: str(noted[key]) for key, tag in names.items() if noted.get(key)}
 
 
 def _data(directory: Path) -> list[DataSet]:

@@ -4,6 +4,7 @@ Stages write files and never wait for a tracker: this reads the files afterwards
 writes to an SQLite file. With MLFLOW_TRACKING_URI set to an MLflow server any number may write to that.
 """
 
+import getpass
 import json
 import logging
 import os
@@ -165,6 +166,8 @@ def _tags(stage: str, facts: Facts) -> dict[str, str]:
     tags = {"pat.stage": stage, "pat.rule": stage.partition("-")[0], "mlflow.source.name": f"pat {stage}"} | facts.tags
     if (commit := tags.get("pat.git") or provenance.git_sha()) is not None:
         tags |= {"pat.git": commit, "mlflow.source.git.commit": commit}
+    with suppress(OSError, KeyError):  # a user without a name, as in some containers
+        tags["mlflow.user"] = getpass.getuser()
     if facts.colour:
         tags["mlflow.runColor"] = facts.colour
     return tags

