@@ -19,12 +19,14 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.02  # seconds between looks at the boards; a look costs microseconds
 STEPS_BETWEEN_DECISIONS = 32  # decode steps after which the policy is asked even if nothing finished
+DECISION_SHARE = 0.005  # most of a generation's time that decisions may take; the next one waits for it
 
 
 class Controller:
     """Runs beside the generation in the engine's event loop.
 
-    Decides when requests have arrived and no more do, when one finished, and every few steps.
+    Decides when requests have arrived and no more do, when one finished, and every few steps, but not more often than
+    leaves decisions at DECISION_SHARE of the time.
     """
 
     def __init__(self, engine: Engine, policy: Policy) -> None:
@@ -43,6 +45,7 @@ class Controller:
         self._decided_at: tuple[int, int] = (0, 0)
         self._last_live = 0
         self._given_up = False  # after a switch that had to be undone
+        self._rests_until = 0.0  # time.perf_counter()
         self._seen = self.engine.step_marks()  # steps that the policy knows of
 
     def start(self) -> None:
@@ -98,6 +101,8 @@ class Controller:
             return False
         if arriving or live < self.engine.in_flight or self._given_up:  # a batch is still coming in
             return False
+        if time.perf_counter() < self._rests_until:
+            return False
         if self.engine.paused:  # nothing is generated, and its user is about to do something
             return False
         decided_live, decided_steps = self._decided_at
@@ -120,7 +125,9 @@ class Controller:
         steps = self.engine.steady_steps(seen)
         self.policy.observe_steps(state.tp, steps["batch"], steps["context"], steps["seconds"])
         decision = self.policy.decide(state)
-        self.decision_s.append(time.perf_counter() - before)
+        decided = time.perf_counter()
+        self.decision_s.append(decided - before)
+        self._rests_until = decided + self.decision_s[-1] / DECISION_SHARE
         if decision.changes(state.tp):
             await self._switch(decision, rows)
 

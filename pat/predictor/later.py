@@ -68,8 +68,8 @@ class Later:
     to: np.ndarray
 
     @classmethod
-    def of(cls, rest: Rest, cost: Callable[[int, int], np.ndarray], switches: int, margin: float) -> "Later":
-        """The best plans of at most `switches` switches, each at a later moment than the one before.
+    def up_to(cls, rest: Rest, cost: Callable[[int, int], np.ndarray], switches: int, margin: float) -> list["Later"]:
+        """The best plans of at most 0, 1, .. `switches` switches, each at a later moment than the one before.
 
         cost: seconds (g,) of a switch between two sizes, at every moment.  By dynamic programming: what one switch
         more can do follows from what one fewer can, from the last moment back.
@@ -81,17 +81,18 @@ class Later:
                 if a != b:
                     costs[:, a, b] = cost(rest.tp_sizes[a], rest.tp_sizes[b])
         spans = -np.diff(rest.seconds, axis=0, append=0.0)  # at each tp, from one moment to the next
-        go = go_paid = np.full_like(rest.seconds, np.inf)
-        best = np.zeros((*go.shape, 1), int)
-        stay, stay_paid = rest.seconds, np.zeros_like(rest.seconds)  # from each moment on, if not switching at it
+        never = np.full_like(rest.seconds, np.inf)
+        plans = [cls(never, never, np.zeros(never.shape, int))]
         for _ in range(switches):
-            for g in range(len(rest.left) - 2, -1, -1) if np.isfinite(go).any() else ():
+            go, go_paid = plans[-1].seconds, plans[-1].cost_s
+            stay, stay_paid = rest.seconds.copy(), np.zeros_like(never)  # from each moment on, if not switching at it
+            for g in range(len(rest.left) - 2, -1, -1) if len(plans) > 1 else ():
                 switch = go[g + 1] < stay[g + 1]
                 stay[g] = spans[g] + np.where(switch, go[g + 1], stay[g + 1])
                 stay_paid[g] = np.where(switch, go_paid[g + 1], stay_paid[g + 1])
             there = costs * (1 + margin) + stay[:, None, :]
             best = there.argmin(axis=-1)[..., None]
-            go = np.take_along_axis(there, best, axis=-1)[..., 0]
-            go_paid = np.take_along_axis(costs + stay_paid[:, None, :], best, axis=-1)[..., 0]
-            stay, stay_paid = rest.seconds.copy(), np.zeros_like(stay_paid)
-        return cls(go, go_paid, best[..., 0])
+            seconds = np.take_along_axis(there, best, axis=-1)[..., 0]
+            paid = np.take_along_axis(costs + stay_paid[:, None, :], best, axis=-1)[..., 0]
+            plans.append(cls(seconds, paid, best[..., 0]))
+        return plans

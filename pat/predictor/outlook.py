@@ -63,9 +63,12 @@ class Outlook:
         self.owner = [replica for replica, requests in enumerate(state.replicas) for _ in requests]
         self.stay = self._run(state.tp, slots(self.owner, len(state.replicas)))
         self.rest = Rest.of(predictor.decode, self.tp_sizes, self.ranks, self.tokens, self.context)
-        self._cost = lambda a, b: self._switch_s(a, b, self.rest.left, self.rest.kv_tokens)[0]
-        self._after_one = Later.of(self.rest, self._cost, max(switches, 0), margin)
-        self._first = Later.of(self.rest, self._cost, switches + 1, margin)
+        *_, self._after_one, self._first = Later.up_to(
+            self.rest,
+            lambda a, b: self._switch_s(a, b, self.rest.left, self.rest.kv_tokens)[0],
+            max(switches, 0) + 1,
+            margin,
+        )
 
     @property
     def stay_s(self) -> float:

@@ -92,6 +92,7 @@ class Policy:
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
     monkeypatch.setattr(module, "POLL_S", 0.0)
+    monkeypatch.setattr(module, "DECISION_SHARE", float("inf"))
 
 
 def play(looks, answers=None, then=None, **options):
@@ -315,3 +316,24 @@ def test_the_policy_sees_every_decode_step_once():
     _, policy, _ = play(lives(0, 4, 4, 4, 3, 1, 1))
     assert policy.looks == [2, 4, 5]
     assert policy.steps == [(1, 2), (1, 2), (1, 1)]  # since the last decision, or since something arrived
+
+
+def test_decisions_take_half_a_percent_of_the_time_at_most(monkeypatch):
+    clock = [1000.0]
+
+    class Slow(Policy):
+        def decide(self, state):
+            clock[0] += 0.1  # hence not again in the next 20 s
+            return super().decide(state)
+
+    def look(engine):
+        clock[0] += 7.0
+        return progress(engine)
+
+    progress = Engine.progress
+    monkeypatch.setattr(module, "DECISION_SHARE", 0.005)
+    monkeypatch.setattr(module.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(Engine, "progress", look)
+    monkeypatch.setitem(globals(), "Policy", Slow)
+    _, policy, _ = play(lives(9, 9, 8, 7, 6, 5, 4, 3, 2, 1))
+    assert policy.looks == [1, 4, 7, 10]

@@ -47,7 +47,7 @@ def test_one_replica_is_as_if_it_were_run(lengths):
 @settings(max_examples=60, deadline=None)
 def test_it_is_the_best_of_all_plans(lengths, cost_s, switches):
     rest = Rest.of(DECODE, (1, 2), 2, np.array([lengths], float), np.full(len(lengths), 10.0))
-    later = Later.of(rest, lambda a, b: np.full(len(rest.left), cost_s * b), switches, margin=0.1)
+    later = Later.up_to(rest, lambda a, b: np.full(len(rest.left), cost_s * b), switches, margin=0.1)[-1]
     spans = -np.diff(rest.seconds, axis=0, append=0.0)
     for g, start in itertools.product(range(len(rest.left)), (0, 1)):
         best = (np.inf, np.inf)
