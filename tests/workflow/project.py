@@ -6,10 +6,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def copy_project(folder: Path) -> Path:
+def copy_project(folder: Path, origin: Path = ROOT) -> Path:
     """Copy what a run of the workflow reads into ``folder``, without any results."""
     for name in ("Snakefile", "workflow", "config", "envs", "pat", "local", "slurm"):
-        source = ROOT / name
+        source = origin / name
         if source.is_dir() and not source.is_symlink():
             shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:

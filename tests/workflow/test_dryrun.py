@@ -6,14 +6,16 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tests.workflow.project import copy_project
+from tests.workflow.project import ROOT, copy_project
 
-SNAKEMAKE = [sys.executable, "-m", "snakemake", "--profile", "local"]
+SNAKEMAKE = [sys.executable, "-m", "snakemake"]
+LOCAL = [*SNAKEMAKE, "--profile", "local"]
 pytestmark = pytest.mark.workflow
 
 # Stands in for `pat logged LOG STAGE --config FILE ...`: takes a moment, notes when, leaves its outputs.
@@ -54,10 +56,10 @@ SIMULATION = {"simulate", "track simulate"}
 REPORT = {"report", "track report"}
 
 
-def snakemake(folder: Path, *arguments: str) -> str:
+def snakemake(folder: Path, *arguments: str, profile: str = "local") -> str:
     env = {**os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}"}
     done = subprocess.run(
-        [*SNAKEMAKE, *arguments],
+        [*SNAKEMAKE, "--profile", profile, *arguments],
         cwd=folder,
         env=env,
         stdout=subprocess.PIPE,
@@ -80,10 +82,10 @@ JOBS = {
 }
 
 
-def planned(folder: Path, *arguments: str) -> set[str]:
+def planned(folder: Path, *arguments: str, profile: str = "local") -> set[str]:
     """The jobs of a dry run, as "RULE ARM-OR-STAGE", without the files of settings that go before them."""
-    jobs = set()
-    for message in re.findall(r"^Job \d+: (.*) \(smollm2-gsm\)$", snakemake(folder, "-n", *arguments, "all"), re.M):
+    jobs, plan = set(), snakemake(folder, "-n", "all", *arguments, profile=profile)
+    for message in re.findall(r"^Job \d+: (.*) \(smollm2-gsm\)$", plan, re.M):
         names = {re.sub(pattern, name, message) for pattern, name in JOBS.items() if re.fullmatch(pattern, message)}
         assert names or message.startswith("Settings of"), message
         jobs |= names
@@ -113,25 +115,110 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def test_nothing_runs_twice(project):
-    assert planned(project) == set()
+def settings(old: str, new: str) -> Callable[[Path], None]:
+    return lambda folder: edit(folder / "config" / "config.yaml", old, new)
+
+
+def code(file: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / file).open("a").write("\n# edited\n")
+
+    return change
+
+
+def touch(folder: Path) -> None:
+    for pattern in ("Snakefile", "config/*", "envs/*", "pat/**/*", "workflow/**/*"):
+        for path in folder.glob(pattern):
+            path.touch()
+
+
+def another_arm(folder: Path) -> None:
+    """tp2 is new where tp1 and pat were trained and reported."""
+    settings("arms: [tp1, tp2, pat]", "arms: [tp1, pat]")(folder)
+    snakemake(folder, "all", "--quiet", "all")
+    for left in ("train/tp2", "config/train-tp2.json", "tracking/train-tp2.json"):
+        path = folder / "results" / "smollm2-gsm" / left
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    settings("arms: [tp1, pat]", "arms: [tp1, tp2, pat]")(folder)
+
+
+def resources(folder: Path) -> None:
+    edit(folder / "workflow" / "rules" / "train.smk", "machine=1,", "machine=1,\n        runtime=600,")
+    edit(folder / "config" / "cluster.yaml", "# partition: gpu", "partition: gpu\nmemory_gb_per_rank: 64")
+
+
+def profiles(folder: Path) -> None:
+    edit(folder / "workflow" / "profiles" / "local" / "config.yaml", "mlflow: 2", "mlflow: 1")
+    edit(folder / "workflow" / "profiles" / "slurm" / "config.yaml", "runtime: 240", "runtime: 600")
+
+
+def fresh_checkout(folder: Path) -> Path:
+    """Every file of the repository is newer than every result."""
+    fresh = folder.with_name("fresh")
+    fresh.mkdir()
+    copy_project(fresh, folder)
+    touch(fresh)
+    subprocess.run(["cp", "-a", *(folder / name for name in ("results", ".snakemake", "bin")), fresh], check=True)
+    return fresh
+
+
+# Each row of the README's table by its first cell: what is done to a finished project. A folder that is returned takes
+# the project's place.
+EDITS: dict[str, Callable[[Path], Path | None]] = {
+    "none, or a file that is only touched": touch,
+    "`train.lr`": settings("lr: 1.0e-6", "lr: 2.0e-6"),
+    "`policy.margin`, which only the arm `pat` reads": settings("margin: 0.1", "margin: 0.2"),
+    "`arms`, `tp2` added": another_arm,
+    "`profile.batches`": settings("batches: [1, 2, 4, 8]", "batches: [1, 8]"),
+    "`simulate.nodes`": settings("smollm2-gsm: {}", "smollm2-gsm: {simulate: {nodes: 4}}"),
+    "`report.title`": settings("title: SmolLM2", "title: A look at SmolLM2"),
+    "`pat/engine/kv.py`": code("pat/engine/kv.py"),
+    "`pat/policy.py`": code("pat/policy.py"),
+    "`pat/report/page.py`": code("pat/report/page.py"),
+    "resources: `--set-resources`, a rule's `resources:`, `config/cluster.yaml`": resources,
+    "`workflow/profiles/`, or the other profile": profiles,
+    "a fresh checkout of the same commit, with `results/` and `.snakemake/` copied (`cp -a`)": fresh_checkout,
+}
+ARGUMENTS = {
+    "resources": [{"arguments": ("--set-resources", "train:runtime=600")}],
+    "`workflow/profiles/`": [{}, {"profile": "slurm"}],
+}
+
+
+def table() -> dict[str, str]:
+    section = (ROOT / "README.md").read_text().partition("| edit | what runs again |\n| --- | --- |\n")[2]
+    return dict(re.findall(r"\| (.+) \| (.+) \|\n", section.partition("\n\n")[0] + "\n"))
+
+
+def told(cell: str) -> set[str]:
+    """The jobs of the second cell, "train `pat`, report", and of logging them."""
+    jobs = set()
+    for part in cell.split(", ") if cell != "nothing" else ():
+        stage, _, arm = part.replace("`", "").partition(" ")
+        if stage == "train":
+            for each in [arm] if arm else ["tp1", "tp2", "pat"]:
+                jobs |= {f"train {each}", f"track train-{each}"}
+        else:
+            jobs |= {stage, f"track {stage}"}
+    return jobs
+
+
+def test_the_table_has_the_edits_that_are_tried():
+    assert list(table()) == list(EDITS)
+
+
+@pytest.mark.parametrize("row", EDITS)
+def test_what_the_table_says_runs_again(project, row):
+    folder = EDITS[row](project) or project
+    (options,) = [each for start, each in ARGUMENTS.items() if row.startswith(start)] or [[{}]]
+    for each in options:
+        assert planned(folder, *each.get("arguments", ()), profile=each.get("profile", "local")) == told(table()[row])
 
 
 CONFIG_EDITS = [
     # (old text, new text, what runs again)
-    ("lr: 1.0e-6", "lr: 2.0e-6", EVERY_ARM | TRACKED_ARMS | REPORT),
-    ("title: SmolLM2", "title: A look at SmolLM2", REPORT),
-    ("margin: 0.1", "margin: 0.2", {"train pat", "track train-pat"} | SIMULATION | REPORT),
-    (
-        "steps: 24",
-        "steps: 12",
-        {"profile", "track profile", "predictor", "track predictor", "train pat", "track train-pat"}
-        | SIMULATION
-        | REPORT,
-    ),
     ("temperature: 1.0", "temperature: 0.5", EVERY_ARM | TRACKED_ARMS | REPORT),
     ("arms: [tp1, tp2, pat]", "arms: [tp2, pat]", REPORT),
-    ("smollm2-gsm: {}", "smollm2-gsm: {simulate: {nodes: 4, responses: 64}}", SIMULATION | REPORT),
 ]
 
 
@@ -155,30 +242,20 @@ def test_edit_of_the_tracking_place_only_logs_again(project):
 
 
 CODE_EDITS = [
-    ("pat/report/page.py", REPORT),
-    ("pat/policy.py", {"train pat", "track train-pat"} | SIMULATION | REPORT),
     (
         "pat/predictor/latency.py",
         {"predictor", "track predictor", "train pat", "track train-pat"} | SIMULATION | REPORT,
     ),
-    ("pat/simulate/node.py", SIMULATION | REPORT),
     ("pat/rl/reward.py", EVERY_ARM | TRACKED_ARMS | REPORT),
+    ("pat/jobs.py", REPORT),
     ("pat/cli.py", set()),
-    ("pat/doctor.py", set()),
-    ("workflow/rules/train.smk", set()),
 ]
 
 
 @pytest.mark.parametrize(("file", "again"), CODE_EDITS, ids=[file for file, _ in CODE_EDITS])
 def test_edit_of_the_code(project, file, again):
-    (project / file).open("a").write("\n# edited\n")
+    code(file)(project)
     assert planned(project) == again
-
-
-def test_touched_files_run_nothing(project):
-    for path in [*project.glob("config/*"), *project.glob("pat/**/*.py"), *project.glob("workflow/**/*.smk")]:
-        path.touch()
-    assert planned(project) == set()
 
 
 def test_a_lost_output_is_made_again(project):
@@ -224,7 +301,7 @@ MISTAKES = [
 def test_mistakes_stop_before_anything_runs(project, old, new, message):
     edit(project / "config" / "config.yaml", old, new)
     before = {path: path.read_bytes() for path in project.glob("results/**/*") if path.is_file()}
-    done = subprocess.run([*SNAKEMAKE, "all"], cwd=project, capture_output=True, text=True)
+    done = subprocess.run([*LOCAL, "all"], cwd=project, capture_output=True, text=True)
     assert done.returncode != 0
     assert message in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
@@ -234,7 +311,7 @@ def test_mistakes_stop_before_anything_runs(project, old, new, message):
 def test_a_failed_stage_says_why_and_keeps_the_rest(project):
     shutil.rmtree(project / "results" / "smollm2-gsm" / "report")
     (project / "bin" / "pat").unlink()  # now the real one, which cannot read these made-up results
-    done = subprocess.run([*SNAKEMAKE, "all"], cwd=project, capture_output=True, text=True)
+    done = subprocess.run([*LOCAL, "all"], cwd=project, capture_output=True, text=True)
     assert done.returncode != 0
     assert "pat report --config results/smollm2-gsm/config/report.json failed" in done.stderr
     assert "The whole log: results/smollm2-gsm/logs/report.log" in done.stderr
@@ -258,7 +335,7 @@ def test_while_the_tracker_is_away_all_else_is_made_and_the_same_command_tracks_
     edit(project / "config" / "config.yaml", "smollm2-gsm: {}", "two: {}")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracker:5000")
     environment = {**os.environ, "PATH": f"{project}/bin:{os.environ['PATH']}"}
-    done = subprocess.run([*SNAKEMAKE, "all"], cwd=project, env=environment, capture_output=True, text=True)
+    done = subprocess.run([*LOCAL, "all"], cwd=project, env=environment, capture_output=True, text=True)
     assert done.returncode == 1
     results = project / "results" / "two"
     assert (results / "report" / "index.html").exists()
