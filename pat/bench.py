@@ -3,25 +3,29 @@
 All workloads are replayed in each repeat, and in each of them all arms in turn, in an order that moves by one each
 time, so that neither a drift of the machine nor what ran before favours one. The engine is the same for all arms: a
 static arm is the Static policy. The arm pat knows of the lengths what it has learnt from the repeats before, a prior
-in the first one. Each generation is simulated just before it, with the policy as it is then.
+in the first one. Each generation is simulated just before it, with the policy and at the pace of the machine as they
+are then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import statistics
 import time
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
 from pat import policy as policies
 from pat.bench_record import Record
 from pat.engine.trace import decode_steps
 from pat.predictor import Predictor
+from pat.predictor.latency import DecodeModel, PrefillModel
 from pat.profile import start_engine
 from pat.resume import fingerprint
 from pat.simulate import Machine, Oracle, Requests, StageResult, simulate
@@ -29,6 +33,7 @@ from pat.workload import Replay, Workload
 
 THRESHOLD_SHARE = 0.25  # the arm "threshold" goes to the widest size when so much of the batch is left
 WARM_UP_TOKENS = 8
+PACE_REQUESTS, PACE_TOKENS = 4, 32  # of a rank, and of a request: prompt and response
 CODE = ("layout.py", "policy.py", "profile.py", "bench.py", "engine/**/*.py", "predictor/*.py", "simulate/*.py")
 
 
@@ -91,8 +96,27 @@ def learn(policy: policies.Policy, replay: Replay) -> None:
     policy.observe(replay.lengths, [length < replay.cap for length in replay.lengths])
 
 
+@dataclass(frozen=True)
+class Paced:
+    """A latency model of a machine that takes ``pace`` times as long at each tp."""
+
+    model: DecodeModel | PrefillModel
+    pace: Mapping[int, float]
+
+    @property
+    def tp_sizes(self) -> tuple[int, ...]:
+        return self.model.tp_sizes
+
+    def seconds(self, tp: int, *shape: np.ndarray) -> np.ndarray:
+        return self.model.seconds(tp, *shape) * self.pace[tp]
+
+
 class Bench:
-    """Replays workloads on one engine, and in the simulator on ``machine``, which is what the engine runs on."""
+    """Replays workloads on one engine, and in the simulator on ``machine``, which is what the engine runs on.
+
+    A machine that others use as well is slower at one minute than at the next. So before each generation a short one
+    of another shape tells its pace at each tp, realised over predicted, and that is what is simulated.
+    """
 
     def __init__(self, engine, machine: Machine, deadline_s: float = 900.0) -> None:
         chunk = engine.server_args.chunked_prefill_size
@@ -105,25 +129,31 @@ class Bench:
             self.engine.loop.run_until_complete(self._generate(replay, deepcopy(policy), WARM_UP_TOKENS))
 
     def run(self, replay: Replay, arms: Mapping[str, policies.Policy], repeat: int) -> dict:
-        """One repeat: {"arms": {name: result of a generation}, "predicted": {name: seconds}, "oracle_s", "steps"}."""
+        """One repeat: {"arms": {name: result of a generation}, "predicted": {name: seconds}, "oracle_s", "steps"}.
+
+        A result has ``pace``, by tp, as it was just before.
+        """
         # Samples of one prompt that are admitted to one prefill step do not find each other's KV, and all are here.
         requests = Requests.of(replay.lengths, [len(prompt) for prompt in replay.prompts], replay.cap)
         results, simulated, steps = {}, {}, []
         for name in rotated(list(arms), repeat):
-            simulated[name] = self._simulate(arms[name], requests)
+            pace = self.engine.loop.run_until_complete(self._pace())
+            simulated[name] = self._simulate(arms[name], requests, pace)
             result = self.engine.loop.run_until_complete(self._generate(replay, arms[name], replay.cap))
             learn(arms[name], replay)
             trace = result.pop("steps")
             about = {"workload": replay.name, "arm": name, "repeat": repeat}
             steps.append(trace.with_columns(*[pl.lit(value).alias(key) for key, value in about.items()]))
-            results[name] = result
+            results[name] = result | {"pace": {str(tp): ratio for tp, ratio in pace.items()}}
             print(
                 f"bench {replay.name} [{repeat + 1}] {name}: {result['gen_s']:.2f} s, "
                 f"simulated {simulated[name].seconds:.2f}"
                 + "".join(f", {a} -> {b} at {n}" for a, b, n in result["switches"]),
                 flush=True,
             )
-        oracle = Oracle(self.machine, handed_in=list(simulated.values())).simulate(requests)
+        paces = [{int(tp): ratio for tp, ratio in result["pace"].items()} for result in results.values()]
+        usual = self._paced({tp: statistics.median(pace[tp] for pace in paces) for tp in paces[0]})
+        oracle = Oracle(usual, handed_in=list(simulated.values())).simulate(requests)
         return {
             "arms": results,
             "predicted": {name: result.seconds for name, result in simulated.items()},
@@ -131,8 +161,46 @@ class Bench:
             "steps": pl.concat(steps),
         }
 
-    def _simulate(self, policy: policies.Policy, requests: Requests) -> StageResult:
-        return simulate(self.machine, lambda: deepcopy(policy), requests)
+    def _simulate(self, policy: policies.Policy, requests: Requests, pace: Mapping[int, float]) -> StageResult:
+        return simulate(self._paced(pace), lambda: deepcopy(policy), requests)
+
+    def _paced(self, pace: Mapping[int, float]) -> Machine:
+        believed = self.machine.predictor
+        paced = replace(believed, decode=Paced(believed.decode, pace), prefill=Paced(believed.prefill, pace))
+        return replace(self.machine, predictor=paced)
+
+    async def _pace(self) -> dict[int, float]:
+        """Seconds of decode steps over what the predictor says, by tp."""
+        engine, pace = self.engine, {}
+        for tp in self.machine.tp_sizes:
+            await engine.async_switch(tp)
+            marks = engine.step_marks()
+            prompts = [[number] * PACE_TOKENS for number in range(1, 1 + PACE_REQUESTS * self.machine.ranks)]
+            await self._responses(prompts, [PACE_TOKENS] * len(prompts))
+            steps = engine.steady_steps(marks)
+            if not len(steps):
+                raise RuntimeError(f"tp {tp} made no two decode steps in a row that are alike: no pace to measure")
+            predicted = self.machine.predictor.decode.seconds(tp, steps["batch"], steps["context"])
+            pace[tp] = float(steps["seconds"].sum() / predicted.sum())
+        await engine.async_switch(engine.settings.base)
+        return pace
+
+    async def _responses(self, prompts: list[list[int]], lengths: list[int]) -> list[dict]:
+        return await asyncio.gather(
+            *[
+                self.engine.async_generate(
+                    input_ids=prompt,
+                    sampling_params={
+                        "temperature": 1.0,
+                        "max_new_tokens": length,
+                        "ignore_eos": True,
+                        "sampling_seed": number,
+                    },
+                    return_logprob=True,
+                )
+                for number, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
+            ]
+        )
 
     async def _generate(self, replay: Replay, policy: policies.Policy, cap: int) -> dict:
         """One stage."""
@@ -147,21 +215,7 @@ class Bench:
             first, marks = len(engine.switches), engine.step_marks()
             begin = time.monotonic()
             async with asyncio.timeout(self.deadline_s):
-                outputs = await asyncio.gather(
-                    *[
-                        engine.async_generate(
-                            input_ids=prompt,
-                            sampling_params={
-                                "temperature": 1.0,
-                                "max_new_tokens": length,
-                                "ignore_eos": True,
-                                "sampling_seed": number,
-                            },
-                            return_logprob=True,
-                        )
-                        for number, (prompt, length) in enumerate(zip(replay.prompts, lengths, strict=True))
-                    ]
-                )
+                outputs = await self._responses(replay.prompts, lengths)
             gen_s = time.monotonic() - begin
             live = engine.switches[first:]
             await engine.end_iteration()

@@ -19,7 +19,8 @@ class Record:
     {"about": {..}, "workloads": {NAME: {
         "about", "lengths", "prompt_tokens",
         "arms": {ARM: {"gen_s": [..], "median", "switches": [[[from, to, unfinished], ..], ..], "switch_s": [..],
-                       "decisions": [..], "decision_s": [..], "predicted_s": [..]}},
+                       "decisions": [..], "decision_s": [..], "predicted_s": [..],
+                       "pace": [{TP: realised over predicted decode time, just before}, ..]}},
         "predicted_s": {ARM: median over the repeats}, "oracle_s": best schedule found in the simulator}}}
     Times are seconds; lists have an entry a repeat.
     """

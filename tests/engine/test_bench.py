@@ -85,10 +85,13 @@ def test_every_arm_is_measured_on_the_same_lengths_and_simulated(model_folder, t
     assert found["arms"]["tp1"]["switches"] == found["arms"]["tp2"]["switches"] == [[]] * 2
     assert [[s[:2] for s in switches] for switches in found["arms"]["threshold"]["switches"]] == [[[1, 2]]] * 2
     # 199 decode steps after the prefill, whose batch does not matter on that machine.
-    assert found["predicted_s"]["tp1"] == pytest.approx(200 * STEP_S[1])
-    assert found["predicted_s"]["tp2"] == pytest.approx(200 * STEP_S[2])
+    for tp in (1, 2):
+        arm = found["arms"][f"tp{tp}"]
+        assert arm["predicted_s"] == pytest.approx([200 * STEP_S[tp] * pace[str(tp)] for pace in arm["pace"]])
     # Its knowledge before each repeat is what is simulated: nothing in the first, hence tp 1.
-    assert found["arms"]["pat"]["predicted_s"] == pytest.approx([200 * STEP_S[1], 200 * STEP_S[2]])
+    pat = found["arms"]["pat"]
+    expected = [200 * STEP_S[tp] * pace[str(tp)] for tp, pace in zip((1, 2), pat["pace"], strict=True)]
+    assert pat["predicted_s"] == pytest.approx(expected)
     assert found["oracle_s"] <= min(found["predicted_s"].values())
     steps = pl.read_parquet(tmp_path / "steps.parquet")
     assert set(steps["arm"]) == set(arms)
@@ -103,7 +106,7 @@ def test_every_arm_is_measured_on_the_same_lengths_and_simulated(model_folder, t
 
 def repeat_of(seconds, predicted=1.0):
     """A repeat as `Bench.run` returns it."""
-    result = {"gen_s": seconds, "switches": [], "switch_s": 0.0, "decisions": 3, "decision_s": 0.01}
+    result = {"gen_s": seconds, "switches": [], "switch_s": 0.0, "decisions": 3, "decision_s": 0.01, "pace": {"1": 1.0}}
     steps = pl.DataFrame({"workload": ["mine"], "seconds": [0.1]})
     arms = ("tp1", "pat")
     return {
