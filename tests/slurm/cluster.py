@@ -175,15 +175,11 @@ class Cluster:
         self._wait(lambda: self.states() == dict.fromkeys(self.names, "idle"), "the nodes")
 
     def start_node(self, name: str) -> None:
-        self._spawn(f"slurmd-{name}", "slurmd", "-D", "-N", name, env={"PAT_NODE": name})
+        self._spawn(f"slurmd-{name}", "slurmd", "-D", "-N", name)
 
     def lose_node(self, name: str) -> None:
         """End the node's slurmd and whatever runs on it, as if its power had gone."""
-        _end(self._recorded().pop(f"slurmd-{name}"), kill=True)
-        for process in _steps():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get("PAT_NODE") == name:
-                    _end_all(process)
+        _kill([self._recorded()[f"slurmd-{name}"], *_steps(name)])
 
     def states(self) -> dict[str, str]:
         """State of each node, as sinfo names it; empty while slurmctld does not answer."""
@@ -214,8 +210,7 @@ class Cluster:
         for name in sorted(recorded, key=lambda name: not name.startswith("slurmd-")):  # munged is asked till the end
             if name != "munged":
                 _end(recorded[name])
-        for process in _steps():
-            _end_all(process)
+        _kill(_steps())
         if "munged" in recorded:
             _end(recorded["munged"])
         for name in NAMES:
@@ -345,31 +340,47 @@ def _ours(process: psutil.Process) -> bool:
         return True  # it has just ended
 
 
-def _steps() -> list[psutil.Process]:
-    """What runs jobs on our nodes; it outlives the slurmd that started it."""
-    return [each for each in psutil.process_iter(["name"]) if each.info["name"] == "slurmstepd" and _ours(each)]
+def _steps(node: str | None = None) -> list[psutil.Process]:
+    """What runs jobs, on one node or all, and the jobs' processes; it outlives the slurmd that started it.
+
+    By the environment of the jobs' processes: slurmstepd overwrites its own with its title.
+    """
+    found = []
+    for process in psutil.process_iter(["name"]):
+        if process.info["name"] == "slurmstepd":
+            with contextlib.suppress(psutil.Error):
+                inside = [child.environ() for child in process.children()]
+                if any(_is_of(environment, node) for environment in inside):
+                    found += [process, *process.children(recursive=True)]
+    return found
 
 
-def _end(process: psutil.Process, kill: bool = False) -> None:
+def _is_of(environment: dict[str, str], node: str | None) -> bool:
+    ours = environment.get("SLURM_CLUSTER_NAME") == "pat"
+    return ours and node in (None, environment.get("SLURMD_NODENAME"))
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    """End all at once, so that none notices that another has gone."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    for process in processes:
+        _reap(process, END_S)
+
+
+def _end(process: psutil.Process) -> None:
     with contextlib.suppress(psutil.Error):
-        if not kill:
-            process.terminate()
-        _reap(process, END_S if not kill else 0.0)
+        process.terminate()
+        _reap(process, END_S)
         if process.is_running():
             process.kill()
             _reap(process, END_S)
 
 
-def _end_all(process: psutil.Process) -> None:
-    """Kill a process and all that it started."""
-    with contextlib.suppress(psutil.Error):
-        for each in [process, *process.children(recursive=True)]:
-            _end(each, kill=True)
-
-
 def _reap(process: psutil.Process, wait_s: float) -> None:
     child = next((each for each in _daemons if each.pid == process.pid), None)
-    with contextlib.suppress(psutil.TimeoutExpired, subprocess.TimeoutExpired):
+    with contextlib.suppress(psutil.Error, subprocess.TimeoutExpired):
         (child or process).wait(timeout=wait_s)
 
 

@@ -211,7 +211,8 @@ def test_state_and_reason_are_told(sessions, name):
     (block,) = [block for block in blocks if MODEL.format(name) in block.partition("external_jobid")[0]]
     assert f"SLURM status is: '{state}'" in block
     assert f"results/{name}/logs/assets.log" in block
-    slurm_log = next((session.project.folder / "results/logs/slurm/rule_assets" / name).glob("*.log"))
+    number = sessions.job(f"assets {name}")["JobId"]
+    slurm_log = session.project.folder / "results/logs/slurm/rule_assets" / name / f"{number}.log"
     assert str(slurm_log.relative_to(session.project.folder)) in block
     assert reason in slurm_log.read_text()
 
@@ -293,11 +294,11 @@ def test_mlflow_away_costs_only_the_logging(cluster, tmp_path):
     """The real `pat`; nothing listens at the server's address."""
     folder = copy_project(tmp_path)
     goal = "results/ci-llama/tracking/hardware.json"
-    command = [sys.executable, "-m", "snakemake", "--profile", "slurm", "--configfile", "config/ci.yaml", goal]
+    command = [sys.executable, "-m", "snakemake", "--profile", "slurm", goal, "--configfile", "config/ci.yaml"]
     away = {**os.environ, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
     done = subprocess.run(command, cwd=folder, env=away, capture_output=True, text=True, timeout=240)
     assert done.returncode != 0
-    assert "http://127.0.0.1:9" in done.stderr
+    assert "http://127.0.0.1:9" in done.stdout + done.stderr
     assert (folder / "results" / "ci-llama" / "hardware.json").exists()
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
