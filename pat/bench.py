@@ -37,14 +37,14 @@ PACE_REQUESTS, PACE_TOKENS = 4, 32  # of a rank, and of a request: prompt and re
 CODE = ("layout.py", "policy.py", "profile.py", "bench.py", "engine/**/*.py", "predictor/*.py", "simulate/*.py")
 
 
-def arms_of(cfg, predictor: Path, responses: int, samples: int = 1) -> dict[str, policies.Policy]:
+def arms_of(cfg, predictor: Path, responses: int) -> dict[str, policies.Policy]:
     """A fresh policy for every arm: each static size, a threshold, pat."""
     limits = {key: getattr(cfg.policy, key) for key in ("margin", "max_switch_share", "max_switches", "kv")}
     sizes = sorted(cfg.tp_sizes)
     arms = {f"tp{tp}": policies.from_config(f"tp{tp}", sizes, limits, None) for tp in sizes}
     if len(sizes) > 1:
         arms["threshold"] = policies.Threshold(sizes[-1], max(1, int(responses * THRESHOLD_SHARE)))
-    return arms | {"pat": policies.from_config("pat", sizes, limits, predictor, samples)}
+    return arms | {"pat": policies.from_config("pat", sizes, limits, predictor)}
 
 
 def rotated(arms: list[str], repeat: int) -> list[str]:
@@ -65,7 +65,7 @@ def run(cfg, experiment: Path, workloads: Mapping[str, Workload], repeats: int, 
     replays = [Replay.of(name, workload, vocabulary, cfg.seed) for name, workload in workloads.items()]
     same = fingerprint(cfg.model_dump_json(exclude={"train"}), experiment / "model", CODE, [predictor])
     record = Record(out, same, {"ranks": cfg.ranks, "model": cfg.model.source, "seed": cfg.seed})
-    arms = {replay.name: arms_of(cfg, predictor, len(replay.lengths), replay.samples_per_prompt) for replay in replays}
+    arms = {replay.name: arms_of(cfg, predictor, len(replay.lengths)) for replay in replays}
     done = {replay.name: record.add(replay, list(arms[replay.name])) for replay in replays}
     if min(done.values()) >= repeats:
         print(f"bench: {out / 'rollout.json'} has {repeats} repeats of each already", flush=True)

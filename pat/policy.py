@@ -141,9 +141,8 @@ class Predictive:
     A decision takes time in proportion to (tp sizes) x (scenarios x live requests); fewer scenarios for many
     requests keep the second factor at MAX_CELLS.
 
-    kv: "auto" takes the cheaper way by the switch model.  samples: responses to each prompt.  rebalance: the
-    unfinished requests may be spread anew at the same tp, if the predictor knows what that costs.  ValueError
-    when the predictor lacks a tp or a pair.
+    kv: "auto" takes the cheaper way by the switch model.  rebalance: the unfinished requests may be spread anew at
+    the same tp, if the predictor knows what that costs.  ValueError when the predictor lacks a tp or a pair.
     """
 
     def __init__(
@@ -155,7 +154,6 @@ class Predictive:
         max_switch_share: float,
         max_switches: int,
         kv: Literal["auto", "migrate", "recompute"] = "auto",
-        samples: int = 1,
         rebalance: bool = True,
     ):
         self.drift = DriftGuard(predictor.decode)
@@ -165,7 +163,6 @@ class Predictive:
         self.margin = margin
         self.max_switch_share = max_switch_share
         self.max_switches = max_switches
-        self.samples = samples
         self.modes: dict[tuple[int, int], tuple[Mode, ...]] = {
             (a, b): tuple(m for m in predictor.switch.modes(a, b) if kv in ("auto", m))
             for a in self.tp_sizes
@@ -191,9 +188,7 @@ class Predictive:
             return Decision(state.tp)
         switches = min(self.max_switches - state.switches, len(self.tp_sizes)) - 1
         remaining = self._remaining(state)
-        outlook = Outlook(
-            self.predictor, self.modes, state, remaining, self.tp_sizes, switches, self.margin, self.samples
-        )
+        outlook = Outlook(self.predictor, self.modes, state, remaining, self.tp_sizes, switches, self.margin)
         stay = outlook.stay_s
         plans = [plan for plan in outlook.plans() if switches >= 0 or plan.tp == state.tp]
         seconds = {plan.tp: plan.alone_s for plan in plans} | {state.tp: stay}
@@ -219,13 +214,11 @@ class Predictive:
         return state.switch_s + cost <= self.max_switch_share * (state.elapsed_s + plan.cost_s + plan.after_s)
 
 
-def from_config(
-    arm: str, tp_sizes: Sequence[int], policy_cfg: dict, predictor_path: Path | None, samples: int = 1
-) -> Policy:
+def from_config(arm: str, tp_sizes: Sequence[int], policy_cfg: dict, predictor_path: Path | None) -> Policy:
     """The policy of an arm: "tpK" stays at K, which is one of tp_sizes; "pat" predicts.
 
     policy_cfg: margin, max_switch_share, max_switches, kv.  predictor_path: what `pat predictor` wrote; only
-    "pat" needs it.  samples: responses to each prompt.  ValueError naming the arm and what is allowed.
+    "pat" needs it.  ValueError naming the arm and what is allowed.
     """
     kv = policy_cfg["kv"]
     if kv not in ("auto", *MODES):
@@ -238,4 +231,4 @@ def from_config(
     if predictor_path is None:
         raise ValueError("arm 'pat' needs a predictor: run the predictor stage first")
     limits = {key: policy_cfg[key] for key in ("margin", "max_switch_share", "max_switches")}
-    return Predictive(Predictor.load(predictor_path), LengthModel(), tp_sizes, kv=kv, samples=samples, **limits)
+    return Predictive(Predictor.load(predictor_path), LengthModel(), tp_sizes, kv=kv, **limits)

@@ -40,7 +40,6 @@ class Outlook:
     tokens: (s, n) remaining tokens of each live request in each scenario.  modes: the KV modes to choose
     from, by (tp_from, tp_to), for each pair of `tp_sizes`, and for a size and itself where a rebalance is
     allowed.  switches: most switches that may follow the first one.
-    samples: requests that have the same prompt; a replica prefills it once.
     """
 
     def __init__(
@@ -52,10 +51,9 @@ class Outlook:
         tp_sizes: Sequence[int],
         switches: int,
         margin: float,
-        samples: int = 1,
     ):
         self.predictor, self.modes, self.tp = predictor, modes, state.tp
-        self.tp_sizes, self.samples = tuple(tp_sizes), samples
+        self.tp_sizes = tuple(tp_sizes)
         self.ranks = state.tp * len(state.replicas)
         self.tokens = tokens.astype(float)
         self.context = np.array([request.prompt + request.generated for request in state.live], float)
@@ -143,9 +141,7 @@ class Outlook:
         tokens, context = take(self.tokens, slots), take(self.context, slots)
         waiting = take(~self.in_kv, slots)
         requests, prompt = waiting.sum(axis=-1), (waiting * context).sum(axis=-1)
-        # The samples of a prompt are dealt in turn: so much of what waits at a replica is a prompt's first sample.
-        first = min(1.0, len(slots) / self.samples)
-        cached = (1 - first) * (prompt - requests)
-        prefill = self.predictor.prefill.seconds(tp, requests, prompt - cached, cached)
+        # All of it: samples of a prompt that arrive together are prefilled in one step and do not find each other's KV.
+        prefill = self.predictor.prefill.seconds(tp, requests, prompt, np.zeros_like(prompt))
         start = np.where(requests > 0, prefill, 0.0)
         return drain(self.predictor.decode, tp, tokens, np.broadcast_to(context, tokens.shape), start)

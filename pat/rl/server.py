@@ -42,7 +42,6 @@ class Server:
             self.settings.tp_sizes,
             self.settings.policy_settings,
             self.settings.predictor,
-            samples=self.config.n,
         )
         options = dict((self.config.engine_kwargs or {}).get("sglang") or {})
         if self.settings.kv_tokens:

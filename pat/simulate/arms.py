@@ -43,7 +43,7 @@ class ScaledDecode:
 
 
 def pat(machine: Machine, limits: Mapping, lengths: Callable[[], LengthModel] = LengthModel, **changed) -> Arm:
-    """PAT's policy on `machine`.  limits: margin, max_switch_share, max_switches, kv, samples.
+    """PAT's policy on `machine`.  limits: margin, max_switch_share, max_switches, kv.
 
     lengths: makes what it learns from.  changed: limits that differ, and `predictor`, if it believes in another one.
     """

@@ -86,7 +86,7 @@ class Course:
             prompts = None
             if requests.group is not None:
                 prompts = list(zip(requests.group[own].tolist(), requests.prompt[own].tolist(), strict=True))
-            steps = schedule(*known, machine.capacity(tp), requests.cap, prompts)
+            steps = schedule(*known, machine.capacity(tp), requests.cap, prompts, machine.prefill_tokens)
             clock = _Clock(machine, tp, np.array([steps.steps, steps.batch, steps.tokens, steps.fresh, steps.prefix]).T)
             self.clocks.append(clock)
             spans = own[steps.request]

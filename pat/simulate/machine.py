@@ -61,7 +61,7 @@ class Requests:
     """The requests of a stage, in the order in which they arrive, all at once: tokens of each.
 
     cap: most new tokens of a request; one of `cap` tokens was cut off.  group: requests of equal numbers have the
-    same prompt, which each replica prefills once.  ValueError for lengths outside 1..cap.
+    same prompt, found in the cache of a replica that has prefilled it.  ValueError for lengths outside 1..cap.
     """
 
     prompt: np.ndarray

@@ -78,7 +78,6 @@ def run(cfg, predictor_path: Path, out_dir: Path) -> None:
     }
     draw = lengths.from_config(settings.lengths, rollout.lengths, rollout.max_response)
     limits = {key: getattr(cfg.policy, key) for key in ("margin", "max_switch_share", "max_switches", "kv")}
-    limits["samples"] = rollout.samples
     arms = arm.statics(machine) | {"pat": arm.pat(machine, limits)}
     if settings.ablations:
         arms |= arm.ablations(machine, limits, rollout.max_response)

@@ -116,14 +116,15 @@ def schedule(
     capacity: int,
     cap: int,
     prompts: Sequence[tuple[int, int]] | None = None,
+    step_tokens: int = 8192,
 ) -> Steps:
     """The course of a replica whose requests queue in the order given.
 
     held: prompt and generated tokens of each.  left: tokens that each will still generate (>= 1).  in_kv: those whose
     KV is there.  capacity: KV tokens of the replica.  cap: most new tokens of a request.  prompts: (which, tokens) of
-    each request's prompt; one that the replica has had before is found in its cache, all but the last token, which
-    saves its prefill but, here, no room.  First come, first served; prefill goes before decode.  ValueError when a
-    request alone exceeds the capacity.
+    each request's prompt; one that the replica has prefilled in an earlier step, of `step_tokens` tokens at most, is
+    found in its cache, all but the last token, which saves its prefill but, here, no room.  First come, first
+    served; prefill goes before decode.  ValueError when a request alone exceeds the capacity.
     """
     replica = _Replica(held, left, capacity, int(RESERVED_SHARE * min(cap, RESERVED_OF)))
     ready = set()
@@ -136,15 +137,22 @@ def schedule(
     full = False  # after a retraction nobody is admitted before a request has ended
     while waiting or replica.running:
         fresh: list[int] = []
-        tokens = prefix = 0
+        new: set[int] = set()  # prompts of the step that fills up
+        tokens = prefix = in_step = 0
         while waiting and not full and replica.fits(waiting[0], tokens, len(fresh)):
             request = waiting.popleft()
             fresh.append(request)
             tokens += replica.held[request]
             if prompts:
                 which, length = prompts[request]
-                prefix += length - 1 if which in cached else 0
-                cached.add(which)
+                if in_step + replica.held[request] > step_tokens:
+                    cached |= new
+                    new, in_step = set(), 0
+                found = length - 1 if which in cached else 0
+                prefix += found
+                in_step += replica.held[request] - found
+                new.add(which)
+        cached |= new
         if fresh:
             row = len(replica.out.steps)
             replica.out.steps.append(0)
