@@ -22,7 +22,7 @@ from pat import provenance
 from pat.facts import DataSet, Facts, Measurement
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read on import; many clusters have no way out
-# A server that does not answer is told after a quarter of a minute, one that swallows all packets after two.
+# A server that is away is told within half a minute, one that takes requests and says nothing within three.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
 from mlflow import MlflowClient
