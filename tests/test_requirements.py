@@ -27,7 +27,7 @@ def test_the_set_for_gpus_resolves_to_what_is_pinned(tmp_path):
     assert (tmp_path / "cuda.txt").read_text() == (ROOT / "envs" / "cuda.txt").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("package", ["transformers", "tokenizers", "numpy"])
 def test_each_override_is_needed(tmp_path, package):
     overrides = (ROOT / "envs" / "cuda-overrides.txt").read_text().splitlines()
