@@ -1,5 +1,6 @@
 """Training on two nodes of a Slurm job: Ray on each, a server on each, and nothing left on any."""
 
+import contextlib
 import json
 import os
 import re
@@ -33,12 +34,15 @@ def batch(folder, command=None) -> tuple[int, str]:
     return done.returncode, log.read_text()
 
 
-def rays() -> set[int]:
-    """Processes of any training's Ray, here or on another node of the cluster: all are on this machine."""
-    found = set()
-    for process in psutil.process_iter(["cmdline"]):
-        if any("/tmp/pat-ray-" in word for word in process.info["cmdline"] or ()):
-            found.add(process.pid)
+def left(folder) -> list[int]:
+    """Processes of the job that ran in ``folder``, on any node of the cluster: all are on this machine."""
+    (job,) = re.findall(r"slurm-(\d+)\.out", " ".join(file.name for file in folder.iterdir()))
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            said = process.environ()
+            if (said.get("SLURM_JOB_ID"), said.get("SLURM_CONF")) == (job, os.environ["SLURM_CONF"]):
+                found.append(process.pid)
     return found
 
 
@@ -47,10 +51,9 @@ def test_two_nodes_train_together_and_each_decides_by_itself(cluster, tmp_path):
     lengths = [8, 8, 10, 12, 12, 14, 16, 16, 18, 20, 10, 12, 8, 10, 150, 160]
     rollout = {"lengths": lengths, "max_response": 160, "deadline_s": 240}
     jobs.prepare(tmp_path, rollout=rollout, train={"nodes": 2, "micro_batch": 2})
-    others = rays()
     status, told = batch(tmp_path)
     assert status == 0, told
-    assert all(gone(pid) for pid in rays() - others)
+    assert all(gone(pid) for pid in left(tmp_path))
     out = tmp_path / "train" / "pat"
     run = json.loads((out / "run.json").read_text())
     assert (run["nodes"], run["config"]["train"]["nodes"]) == (2, 2)
@@ -62,12 +65,12 @@ def test_two_nodes_train_together_and_each_decides_by_itself(cluster, tmp_path):
     assert requests["seed"].n_unique() == 2 * 16
 
     switches = pl.read_parquet(out / "switches.parquet").filter(pl.col("unfinished") > 0)
-    widened = switches.filter(pl.col("tp_to") > pl.col("tp_from"))
-    assert set(widened.select("iteration", "server").rows()) == {(n, server) for n in (1, 2) for server in (0, 1)}
     iterations = pl.read_parquet(out / "iterations.parquet")
     assert iterations["switches"].to_list() == [switches.filter(iteration=n).height for n in (1, 2)]
-    slowest = switches.group_by("iteration", "server").agg(pl.col("total_s").sum()).group_by("iteration").max()
-    assert iterations["switch_s"].to_list() == pytest.approx(slowest.sort("iteration")["total_s"].to_list())
+    for row in iterations.iter_rows(named=True):
+        spent = [switches.filter(iteration=row["iteration"], server=n)["total_s"].sum() for n in (0, 1)]
+        assert row["switch_s"] == pytest.approx(max(spent))
+        assert row["decision_s"] > 0
     # The generation of an iteration is that of the server that ends last, on the clock of all machines.
     last = requests.group_by("iteration").agg(pl.col("finish_s").max()).sort("iteration")["finish_s"].to_list()
     assert all(gen_s >= end_s for gen_s, end_s in zip(iterations["gen_s"], last, strict=True))
@@ -95,14 +98,13 @@ def script(folder, code) -> str:
 
 
 def test_a_node_that_does_not_join_is_named_and_nothing_stays(cluster, tmp_path):
-    others = rays()
     status, told = batch(tmp_path, script(tmp_path, NEVER_JOINS))
     assert status != 0
     assert "NodesFailed: no Ray on pat2 within 25 s" in told
     assert str(tmp_path / "ray") in told
     assert "all joined" not in told
     assert gone(int((tmp_path / "stays").read_text()))
-    assert all(gone(pid) for pid in rays() - others)
+    assert all(gone(pid) for pid in left(tmp_path))
 
 
 def test_too_small_a_job_is_refused_before_anything_starts(cluster, tmp_path):
