@@ -1,4 +1,5 @@
 # The configuration, checked before anything else happens, and what the rules have in common.
+import base64
 import os
 import re
 import shutil
@@ -96,6 +97,25 @@ def stages(experiment):
     return [*first, "profile", "predictor", *arms, "simulate", "report"]
 
 
+def settings(experiment, stage):
+    """What ``stage`` reads of the configuration, as its file of settings holds it."""
+    return stage_config(EXPERIMENTS[experiment], stage).model_dump_json(indent=2)
+
+
+def renew_settings(experiment):
+    """Rewrite files of settings that are not the configuration's and of whose making Snakemake has no record.
+
+    With its records it sees by itself that they changed. Where .snakemake/ was removed, or results were copied without
+    it, nothing would run again, and the report would tell of other settings than were asked for.
+    """
+    for stage in [*stages(experiment), "tracking"]:
+        file = f"results/{experiment}/config/{stage}.json"
+        record = Path(".snakemake/metadata", base64.b64encode(file.encode(), b"-_").decode())
+        wanted = settings(experiment, stage) + "\n"
+        if not record.exists() and Path(file).exists() and Path(file).read_text() != wanted:
+            Path(file).write_text(wanted)
+
+
 def here(experiment):
     """Whether anything of it runs on this machine, rather than being looked up and simulated."""
     each = EXPERIMENTS[experiment]
@@ -149,3 +169,8 @@ def outcome(wildcards):
     stage, _, arm = wildcards.stage.partition("-")
     patterns = rules.train.output if stage == "train" else OUTCOME[stage]
     return expand(patterns, experiment=wildcards.experiment, arm=arm)
+
+
+if workflow.is_main_process:
+    for name in EXPERIMENTS:
+        renew_settings(name)

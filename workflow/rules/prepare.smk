@@ -14,7 +14,7 @@ rule config:
     conda:
         "../../envs/conda-cpu.yaml"
     params:
-        content=lambda w: stage_config(EXPERIMENTS[w.experiment], w.stage).model_dump_json(indent=2),
+        content=lambda w: settings(w.experiment, w.stage),
     message:
         "Settings of {wildcards.stage} ({wildcards.experiment})"
     shell:
