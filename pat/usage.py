@@ -35,11 +35,12 @@ def sampled(path: Path, period_s: float = PERIOD_S) -> Iterator[None]:
     """
     samples, ended = [], threading.Event()
     gpus = Gpus()
-    psutil.cpu_percent()  # the first call has nothing to compare with
 
     def sample() -> None:
+        psutil.cpu_percent()  # a thread's first call has nothing to compare with
         while not ended.wait(period_s):
             samples.append(_sample(gpus))
+        samples.append(_sample(gpus))  # also of what was over before the first was due
 
     thread = threading.Thread(target=sample, name="usage", daemon=True)
     thread.start()
@@ -48,7 +49,6 @@ def sampled(path: Path, period_s: float = PERIOD_S) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-        samples.append(_sample(gpus))  # also of what was over before the first was due
         path.parent.mkdir(parents=True, exist_ok=True)
         frame = pl.DataFrame(samples, schema=SCHEMA)
         (pl.concat([pl.read_parquet(path), frame]) if path.exists() else frame).write_parquet(path)
