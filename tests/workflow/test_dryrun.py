@@ -215,6 +215,30 @@ def test_what_the_table_says_runs_again(project, row):
         assert planned(folder, *each.get("arguments", ()), profile=each.get("profile", "local")) == told(table()[row])
 
 
+def test_copied_results_of_another_time_can_be_declared_current(project):
+    fresh = project.with_name("copy")
+    fresh.mkdir()
+    copy_project(fresh, project)
+    shutil.copytree(project / "bin", fresh / "bin")
+    subprocess.run(["cp", "-r", project / "results", fresh], check=True)
+    touch(fresh)
+    assert "train tp1" in planned(fresh)
+    snakemake(fresh, "--touch", "all")
+    assert planned(fresh) == set()
+    settings("lr: 1.0e-6", "lr: 2.0e-6")(fresh)
+    assert planned(fresh) == EVERY_ARM | TRACKED_ARMS | REPORT
+
+
+def test_an_edit_is_noticed_where_snakemake_has_no_records(project):
+    shutil.rmtree(project / ".snakemake")
+    assert planned(project) == set()
+    settings("title: SmolLM2", "title: A look at SmolLM2")(project)
+    assert planned(project) == REPORT
+    settings("title: A look at SmolLM2", "title: SmolLM2")(project)
+    settings("margin: 0.1", "margin: 0.2")(project)
+    assert planned(project) == {"train pat", "track train-pat"} | SIMULATION | REPORT
+
+
 CONFIG_EDITS = [
     # (old text, new text, what runs again)
     ("temperature: 1.0", "temperature: 0.5", EVERY_ARM | TRACKED_ARMS | REPORT),
