@@ -12,7 +12,8 @@ from pat import configfile
 from pat.problems import ConfigError
 
 ROOT = Path(__file__).parents[1]
-SHIPPED = sorted(path for path in (ROOT / "config").glob("*.yaml") if path.name != "workloads.yaml")
+OTHERS = ("workloads.yaml", "cluster.yaml")  # of bench rollout, and of the cluster
+SHIPPED = sorted(path for path in (ROOT / "config").glob("*.yaml") if path.name not in OTHERS)
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ REFUSED = [
     ({"tp_sizes": [1, 3]}, "tp_sizes: got [1, 3]", "divisors of ranks (1, 2)"),
     ({"tp_sizes": [2, 2]}, "tp_sizes: got [2, 2]", "different divisors"),
     ({"ranks": 6, "tp_sizes": [2, 3], "rollout": {"prompts": 6}}, "tp_sizes: got [2, 3]", "which divides the larger"),
-    ({"model": {"source": "gpt-9"}}, "model.source: got 'gpt-9'", "tiny-qwen3, tiny-llama, or the folder"),
+    ({"model": {"source": "gpt-9"}}, "model.source: got 'gpt-9'", "small-qwen3, or the folder"),
     ({"data": {"source": "no.parquet"}}, "data.source: got 'no.parquet'", "arithmetic, or a Parquet"),
     ({"data": {"train_size": 0}}, "data.train_size: got 0", "greater than or equal to 1"),
     ({"data": {"train_size": 3}}, "data.train_size: got 3", "at least rollout.prompts = 4"),
