@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pat import provenance
-from pat.policy import Decision, Live, Policy, RolloutState, from_config
+from pat.policy import DECISION_SHARE, Decision, Live, Policy, RolloutState, from_config
 from pat.predictor import Predictor
 from pat.simulate import Machine, Requests, lengths, simulate
 
@@ -43,6 +43,20 @@ class Timed:
 
     def observe_steps(self, tp: int, batch: np.ndarray, context: np.ndarray, seconds: np.ndarray) -> None:
         self.policy.observe_steps(tp, batch, context, seconds)
+
+
+class Limited(Timed):
+    """Not asked more often than the engine's controller asks."""
+
+    rests_until = 0.0  # seconds of the generation
+
+    def decide(self, state: RolloutState) -> Decision:
+        if state.elapsed_s < self.rests_until:
+            return Decision(state.tp)
+        decision = super().decide(state)
+        if state.live:
+            self.rests_until = state.elapsed_s + self.seconds[-1] / DECISION_SHARE
+        return decision
 
 
 def state(machine: Machine, live: int, prompt: int, generated: int, cap: int) -> RolloutState:
@@ -80,7 +94,7 @@ def generation(machine: Machine, policy: Policy, requests: Requests) -> dict:
     """All decisions of one simulated generation, asked as the engine's controller asks: {"gen_s", "decisions",
     "decision_s" (their sum), "share_pct"}.
     """
-    timed = Timed(policy)
+    timed = Limited(policy)
     seconds = simulate(machine, lambda: timed, requests).seconds
     spent = sum(timed.seconds)
     return {

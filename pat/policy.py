@@ -20,6 +20,8 @@ Mode = Literal["migrate", "recompute"]
 SCENARIOS = 32
 MIN_SCENARIOS = 8
 MAX_CELLS = 16384  # scenarios x live requests
+# Most of a generation's time that decisions may take: who asks a policy waits for it before asking again.
+DECISION_SHARE = 0.005
 # A switch must shorten the remaining time by this share at least: predictions are no better than that.
 LEAST_GAIN = 0.01
 # A rebalance must: it changes which request meets which scenario, and the longest of the replicas is mostly noise.

@@ -1,8 +1,10 @@
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 
+from pat import bench_decision
 from pat.bench_decision import Timed, generation, measure, state
 from pat.policy import Decision, Static
 from pat.simulate import Requests
@@ -71,3 +73,14 @@ def test_the_command_writes_what_it_prints(tmp_path, capsys, monkeypatch):
     assert [row["live"] for row in written["decisions"]] == [4, 16]
     assert [row["responses"] for row in written["generations"]] == [4, 16]
     assert all(row["decisions"] > 0 for row in written["generations"])
+
+
+def test_a_slow_policy_is_asked_less_often(monkeypatch):
+    clock = iter(0.05 * tick for tick in range(10_000))  # a decision takes 50 ms: not again within 10 s
+    monkeypatch.setattr(bench_decision.time, "perf_counter", lambda: next(clock))
+    policy = Slow()
+    found = generation(machine(), policy, Requests.of([5, 50, 200, 200], 10, 200))
+    asked = [each.elapsed_s for each in policy.states[1:]]
+    assert len(asked) >= 2
+    assert min(after - before for before, after in itertools.pairwise(asked)) >= 10 - 1e-9
+    assert found["share_pct"] < 1.0

@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from pat.engine.errors import SwitchUndone
-from pat.policy import Decision, Live, Policy, RolloutState
+from pat.policy import DECISION_SHARE, Decision, Live, Policy, RolloutState
 
 if TYPE_CHECKING:
     from pat.engine.api import Engine
@@ -19,7 +19,6 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.02  # seconds between looks at the boards; a look costs microseconds
 STEPS_BETWEEN_DECISIONS = 32  # decode steps after which the policy is asked even if nothing finished
-DECISION_SHARE = 0.005  # most of a generation's time that decisions may take; the next one waits for it
 
 
 class Controller:
