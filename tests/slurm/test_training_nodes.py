@@ -76,8 +76,6 @@ def test_two_nodes_train_together_and_each_decides_by_itself(cluster, tmp_path):
     assert all(gen_s >= end_s for gen_s, end_s in zip(iterations["gen_s"], last, strict=True))
     decode = pl.read_parquet(out / "decode.parquet")
     assert set(decode["server"]) == {0, 1}
-    # The actor's weights are the same on all ranks, and what was generated is what they say.
-    assert iterations["prob_diff_max"].drop_nulls().lt(1e-4).all()
 
 
 # In place of Ray on the other node, something that stays and never joins.
