@@ -31,7 +31,7 @@ FACTS = Path(__file__).parent / "cluster.yaml"  # what a user of it would write
 SYSTEM = Path("/etc/slurm")  # where Slurm's commands look without SLURM_CONF
 NAMES = ("slurm.conf", "gres.conf")
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
-ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db", "sacct", "sacctmgr")
+ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db", "my_print_defaults", "sacct", "sacctmgr")
 DAEMONS = ("slurmctld", "slurmd", "slurmdbd")
 BASE_PORT = 16817
 START_S, END_S, BUSY_S = 60.0, 15.0, 1800.0  # longest start; longest end of a process; longest wait for another session
@@ -89,7 +89,7 @@ def unavailable(accounting: bool = False) -> str | None:
         return "a test cluster needs root: it makes device files and links in /etc/slurm"
     programs = PROGRAMS + ACCOUNTING * accounting
     if missing := [program for program in programs if shutil.which(program, path=_path()) is None]:
-        packages = "slurm-wlm munge" + " slurmdbd mariadb-server-core" * accounting
+        packages = "slurm-wlm munge" + " slurmdbd mariadb-server-core mariadb-client-core" * accounting
         return f"missing: {', '.join(missing)} (apt-get install --no-install-recommends {packages})"
     if os.environ.get("SLURM_CONF", str(FOLDER / "slurm.conf")) != str(FOLDER / "slurm.conf"):
         return f"SLURM_CONF is set to {os.environ['SLURM_CONF']}: this machine has a Slurm of its own"
@@ -261,7 +261,7 @@ class Cluster:
         key.write_bytes(os.urandom(1024))
 
     def _start_accounting(self) -> None:
-        """slurmdbd on a MariaDB of its own. Needs Debian's slurmdbd and mariadb-server-core."""
+        """slurmdbd on a MariaDB of its own. Needs Debian's slurmdbd, mariadb-server-core and mariadb-client-core."""
         data, run = FOLDER / "mysql", FOLDER / "mysqlrun"
         for folder in (data, run):
             folder.mkdir()

@@ -109,10 +109,9 @@ NOTE += "time.sleep(1.5)\njobs.note(Path(sys.argv[1]), sys.argv[2])\n"
 def test_a_node_that_is_not_as_promised_is_named_before_anything_starts(cluster, tmp_path, facts, said):
     (tmp_path / "cluster.yaml").write_text(facts)
     command = [sys.executable, "-m", "pat.cli", "assets", "--config", "config/ci.yaml", "--experiment", "ci-llama"]
-    srun = ["srun", "-n1", "--nodelist=pat3", f"--export=ALL,PAT_CLUSTER={tmp_path}/cluster.yaml"]
-    done = subprocess.run(
-        [*srun, *command, "--out", str(tmp_path / "out")], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    srun = ["srun", "-n1", "--nodelist=pat3", *command, "--out", str(tmp_path / "out")]
+    env = {**os.environ, "PAT_CLUSTER": str(tmp_path / "cluster.yaml")}
+    done = subprocess.run(srun, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode != 0
     assert [text for text in said if text not in done.stderr] == []
     assert not (tmp_path / "out" / "model").exists()

@@ -69,7 +69,8 @@ def test_one_at_a_time_and_nothing_is_left():
     assert not slurm.FOLDER.exists()
     assert not any(os.path.lexists(slurm.SYSTEM / name) for name in slurm.NAMES)
     names = {"slurmctld", "slurmd", "slurmstepd", "munged"}
-    assert [process for process in psutil.process_iter(["name"]) if process.info["name"] in names] == []
+    found = [process.info for process in psutil.process_iter(["name", "status"]) if process.info["name"] in names]
+    assert [info for info in found if info["status"] != psutil.STATUS_ZOMBIE] == []
     assert {name: os.environ.get(name) for name in before} == before
 
 

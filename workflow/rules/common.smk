@@ -32,17 +32,17 @@ if workflow.local_exec and workflow.is_main_process:
         logger.warning(f"warning: {warning}")
 
 # What the jobs run in: chosen in config/cluster.yaml and nowhere else. `pat` checks on each node that it is there.
-CONDA = f"../../envs/conda-{'cpu' if workflow.local_exec else CLUSTER.requirements}.yaml"
-if not workflow.local_exec:
-    for method, wanted in (
-        (DeploymentMethod.ENV_MODULES, CLUSTER.modules),
-        (DeploymentMethod.APPTAINER, CLUSTER.container),
-        (DeploymentMethod.CONDA, CLUSTER.conda),
-    ):
-        if wanted:
-            workflow.deployment_settings.imply_deployment_method(method)
-    if CLUSTER.container:
-        workflow.deployment_settings.apptainer_args += f" {CLUSTER.container_args}"
+CONDA = f"../../envs/conda-{CLUSTER.requirements}.yaml"
+for method, wanted in (
+    (DeploymentMethod.ENV_MODULES, CLUSTER.modules),
+    (DeploymentMethod.APPTAINER, CLUSTER.container),
+    (DeploymentMethod.CONDA, CLUSTER.conda),
+):
+    if wanted:
+        workflow.deployment_settings.imply_deployment_method(method)
+# The processes that Snakemake starts on nodes are told by arguments, and read this file as well.
+if CLUSTER.container and workflow.is_main_process:
+    workflow.deployment_settings.apptainer_args += f" {CLUSTER.container_args}"
 
 
 onerror:
