@@ -79,7 +79,7 @@ def test_a_slow_policy_is_asked_less_often(monkeypatch):
     clock = iter(0.05 * tick for tick in range(10_000))  # a decision takes 50 ms: not again within 10 s
     monkeypatch.setattr(bench_decision.time, "perf_counter", lambda: next(clock))
     policy = Slow()
-    found = generation(machine(), policy, Requests.of([5, 50, 200, 200], 10, 200))
+    generation(machine(), policy, Requests.of([5, 50, 200, 200], 10, 200))
     asked = [each.elapsed_s for each in policy.states[1:]]
     assert len(asked) >= 2
     assert min(after - before for before, after in itertools.pairwise(asked)) >= 10 - 1e-9
