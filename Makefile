@@ -12,13 +12,14 @@ TORCH := $(shell grep '^torch==' envs/cpu.txt)
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help all test test-matrix test-fast lint ui env clean-results
+.PHONY: help all test test-matrix test-timing test-fast lint ui env clean-results
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make all            environment, then the whole pipeline (CONFIG=$(CONFIG)); prints where the report is"
 	@echo "make test           environment, then every test that needs no GPU"
 	@echo "make test-matrix    the whole matrix of engine tests, of which make test runs a sample"
+	@echo "make test-timing    the simulator against real generations; needs a machine that does nothing else"
 	@echo "make test-fast      the tests that take seconds"
 	@echo "make lint           style of the code and of the workflow"
 	@echo "make ui             MLflow on what was run, http://127.0.0.1:$(PORT) (PORT=...)"
@@ -31,13 +32,16 @@ all: env
 	@pat where --config $(CONFIG)
 
 test: env
-	pytest -m "not gpu and not matrix"
+	pytest -m "not gpu and not matrix and not timing"
 
 test-matrix: env
 	pytest -m matrix
 
+test-timing: env
+	pytest -m timing
+
 test-fast: env
-	pytest -m "not gpu and not matrix and not slow and not engine and not training and not workflow"
+	pytest -m "not gpu and not matrix and not timing and not slow and not engine and not training and not workflow"
 
 lint: env
 	ruff check .

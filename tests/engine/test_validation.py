@@ -10,6 +10,7 @@ from pat.config import stage_config
 from pat.predictor import fit
 from pat.workload import Workload
 
+pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.timing]
 BOUND_PCT = 10
 REPEATS = 3
 WORKLOADS = {
@@ -46,8 +47,6 @@ def replayed(tmp_path_factory):
     )
 
 
-@pytest.mark.slow
-@pytest.mark.engine
 def test_simulated_generations_take_as_long_as_real_ones(replayed):
     """Medians of the repeats, of every workload and arm. A machine that is busy with something else fails this."""
     errors = {
@@ -59,15 +58,11 @@ def test_simulated_generations_take_as_long_as_real_ones(replayed):
     assert max(map(abs, errors.values())) <= BOUND_PCT, errors
 
 
-@pytest.mark.slow
-@pytest.mark.engine
 def test_the_oracle_is_behind_no_arm_of_the_simulation(replayed):
     for workload in replayed[0].values():
         assert 0 < workload["oracle_s"] <= min(workload["predicted_s"].values())
 
 
-@pytest.mark.slow
-@pytest.mark.engine
 def test_the_errors_of_real_generations_are_told_by_size(replayed):
     generation = replayed[1]["generation"]
     assert set(generation) == {"1", "2"}
