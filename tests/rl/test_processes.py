@@ -3,23 +3,11 @@
 import os
 import subprocess
 import sys
-import time
 
 import psutil
 
 from pat.rl import processes
-
-DEADLINE_S = 30.0
-
-
-def gone(pid: int) -> bool:
-    """Whether the process has ended, or does within the deadline."""
-    deadline = time.monotonic() + DEADLINE_S
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
+from tests.rl.endings import DEADLINE_S, gone
 
 
 def test_a_process_that_does_not_listen_is_killed():

@@ -2,21 +2,19 @@
 
 import json
 import sys
-import time
 from pathlib import Path
 
 import polars as pl
-import psutil
 import pytest
 import yaml
 
 from pat.config import Config, stage_config
 from pat.rl import train
 from pat.rl.train import Progress, TrainingFailed
+from tests.rl.endings import DEADLINE_S, gone
 from tests.rl.recording import METRICS, generation, request, switch, write
 
 PROJECT = Path(__file__).parents[2]
-DEADLINE_S = 30.0
 
 
 @pytest.fixture
@@ -53,16 +51,6 @@ def failure(run, script, **options) -> str:
     with pytest.raises(TrainingFailed) as caught:
         run(script, **options)
     return str(caught.value)
-
-
-def gone(pid: int) -> bool:
-    """Whether the process has ended, or does within the deadline."""
-    deadline = time.monotonic() + DEADLINE_S
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def recorded(folder):
