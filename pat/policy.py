@@ -24,7 +24,7 @@ MAX_CELLS = 16384  # scenarios x live requests
 DECISION_SHARE = 0.005
 # A switch must shorten the remaining time by this share at least: predictions are no better than that.
 LEAST_GAIN = 0.01
-# A rebalance must: it changes which request meets which scenario, and the longest of the replicas is mostly noise.
+# A rebalance must by this, against waiting: it changes which request meets which scenario, and that is mostly noise.
 REBALANCE_GAIN = 0.05
 
 
