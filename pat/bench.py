@@ -21,9 +21,10 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from pat import policy as policies
+from pat.arms import from_config
 from pat.bench_record import Record
 from pat.engine.trace import decode_steps
+from pat.policy import Policy
 from pat.predictor import Predictor
 from pat.predictor.latency import DecodeModel, PrefillModel
 from pat.profile import start_engine
@@ -34,17 +35,20 @@ from pat.workload import Replay, Workload
 THRESHOLD_SHARE = 0.25  # the arm "threshold" goes to the widest size when so much of the batch is left
 WARM_UP_TOKENS = 8
 PACE_REQUESTS, PACE_TOKENS = 4, 32  # of a rank, and of a request: prompt and response
-CODE = ("layout.py", "policy.py", "profile.py", "bench.py", "engine/**/*.py", "predictor/*.py", "simulate/*.py")
+CODE = (
+    *("layout.py", "arms.py", "policy.py", "predictive.py", "profile.py", "bench.py"),
+    *("engine/**/*.py", "predictor/*.py", "simulate/*.py"),
+)
 
 
-def arms_of(cfg, predictor: Path, responses: int) -> dict[str, policies.Policy]:
+def arms_of(cfg, predictor: Path, responses: int) -> dict[str, Policy]:
     """A fresh policy for every arm: each static size, a threshold, pat."""
     limits = {key: getattr(cfg.policy, key) for key in ("margin", "max_switch_share", "max_switches", "kv")}
     sizes = sorted(cfg.tp_sizes)
-    arms = {f"tp{tp}": policies.from_config(f"tp{tp}", sizes, limits, None) for tp in sizes}
+    arms = {f"tp{tp}": from_config(f"tp{tp}", sizes, limits, None) for tp in sizes}
     if len(sizes) > 1:
-        arms["threshold"] = policies.Threshold(sizes[-1], max(1, int(responses * THRESHOLD_SHARE)))
-    return arms | {"pat": policies.from_config("pat", sizes, limits, predictor)}
+        arms["threshold"] = from_config(f"threshold{max(1, int(responses * THRESHOLD_SHARE))}", sizes, limits, None)
+    return arms | {"pat": from_config("pat", sizes, limits, predictor)}
 
 
 def rotated(arms: list[str], repeat: int) -> list[str]:
@@ -91,7 +95,7 @@ def run(cfg, experiment: Path, workloads: Mapping[str, Workload], repeats: int, 
         engine.shutdown()
 
 
-def learn(policy: policies.Policy, replay: Replay) -> None:
+def learn(policy: Policy, replay: Replay) -> None:
     """Show the policy the lengths of a generation, as after an iteration of training; the longest are cut ones."""
     policy.observe(replay.lengths, [length < replay.cap for length in replay.lengths])
 
@@ -123,12 +127,12 @@ class Bench:
         self.machine = replace(machine, prefill_tokens=chunk) if chunk and chunk > 0 else machine
         self.engine, self.deadline_s = engine, deadline_s
 
-    def warm_up(self, replay: Replay, arms: Mapping[str, policies.Policy]) -> None:
+    def warm_up(self, replay: Replay, arms: Mapping[str, Policy]) -> None:
         """A few tokens in each arm allocate what a first time allocates; no policy learns from them."""
         for policy in arms.values():
             self.engine.loop.run_until_complete(self._generate(replay, deepcopy(policy), WARM_UP_TOKENS))
 
-    def run(self, replay: Replay, arms: Mapping[str, policies.Policy], repeat: int) -> dict:
+    def run(self, replay: Replay, arms: Mapping[str, Policy], repeat: int) -> dict:
         """One repeat: {"arms": {name: result of a generation}, "predicted": {name: seconds}, "oracle_s", "steps"}.
 
         A result has ``pace``, by tp, as it was just before.
@@ -161,7 +165,7 @@ class Bench:
             "steps": pl.concat(steps),
         }
 
-    def _simulate(self, policy: policies.Policy, requests: Requests, pace: Mapping[int, float]) -> StageResult:
+    def _simulate(self, policy: Policy, requests: Requests, pace: Mapping[int, float]) -> StageResult:
         return simulate(self._paced(pace), lambda: deepcopy(policy), requests)
 
     def _paced(self, pace: Mapping[int, float]) -> Machine:
@@ -202,7 +206,7 @@ class Bench:
             ]
         )
 
-    async def _generate(self, replay: Replay, policy: policies.Policy, cap: int) -> dict:
+    async def _generate(self, replay: Replay, policy: Policy, cap: int) -> dict:
         """One stage."""
         from pat.engine.controller import Controller
 

@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from pat import provenance
-from pat.policy import DECISION_SHARE, Decision, Live, Policy, RolloutState, from_config
+from pat.arms import from_config
+from pat.policy import DECISION_SHARE, Decision, Live, Policy, RolloutState
 from pat.predictor import Predictor
 from pat.simulate import Machine, Requests, lengths, simulate
 

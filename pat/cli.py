@@ -33,8 +33,8 @@ Out = Annotated[Path | None, typer.Option(help="Folder of the experiment; result
 
 def _stage(stage: str, path: Path, experiment: str | None, out: Path | None) -> tuple[Section, Path]:
     """What ``stage`` reads of the configuration at ``path``, and the experiment's folder, made if need be."""
+    from pat import arms, configfile
     from pat import config as schema
-    from pat import configfile
 
     if path.suffix == ".json":
         if not path.is_file():
@@ -50,10 +50,9 @@ def _stage(stage: str, path: Path, experiment: str | None, out: Path | None) -> 
         config = schema.stage_config(configs[experiment], stage)
         out = out or Path("results") / experiment
     if stage.startswith("train-"):
-        arms = [*(f"train-tp{tp}" for tp in config.tp_sizes), "train-pat"]
-        if stage not in arms:
-            names = ", ".join(arm.removeprefix("train-") for arm in arms)
-            raise ConfigError(Problem(("--arm",), shown(stage.removeprefix("train-")), f"one of {names}"))
+        arm = stage.removeprefix("train-")
+        if not arms.known(arm, config.tp_sizes):
+            raise ConfigError(Problem(("--arm",), shown(arm), f"one of {arms.allowed(config.tp_sizes)}"))
     out.mkdir(parents=True, exist_ok=True)
     if "SLURM_JOB_ID" in os.environ:
         from pat import jobs
@@ -105,7 +104,7 @@ def predictor(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: 
 
 @app.command(epilog="Example: pat train --arm pat --config config/ci.yaml --experiment ci-qwen3")
 def train(
-    arm: Annotated[str, typer.Option(help="tpK: always tensor-parallel size K. pat: switches by itself.")],
+    arm: Annotated[str, typer.Option(help="tpK: stays at K. thresholdN: widest once N are left. pat: by prediction.")],
     config: ConfigPath = DEFAULT,
     experiment: Experiment = None,
     out: Out = None,

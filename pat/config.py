@@ -186,7 +186,7 @@ class Config(Section):
     tp_sizes: Positives
     """Tensor-parallel sizes that may be used: divisors of ranks, each of the next. Iterations begin at the smallest."""
     arms: tuple[Text, ...]
-    """What is trained and compared: tpK stays at tensor-parallel size K, pat switches by itself. []: only simulate."""
+    """What is trained: tpK stays at K, thresholdN widens once N are unfinished, pat predicts. []: only simulate."""
     seed: Natural = 0
     """Seed of weights, sampling and order."""
     model: Model

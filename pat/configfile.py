@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from pat import arms
 from pat.config import SWITCHED_TOKENS, Config, File
 from pat.model import BUILTIN, PUBLISHED, ModelSpec, UnsupportedModel, heads_for
 from pat.problems import ConfigError, Problem, shown, translate
@@ -111,9 +112,8 @@ def _tp_and_arms(config: Config) -> Iterator[Problem]:
     ):
         yield Problem(("tp_sizes",), shown(list(config.tp_sizes)), allowed)
         return  # the arms' names follow from the sizes
-    arms = [*(f"tp{tp}" for tp in config.tp_sizes), "pat"]
-    if len(set(config.arms)) < len(config.arms) or not set(config.arms) <= set(arms):
-        yield Problem(("arms",), shown(list(config.arms)), f"each of {', '.join(arms)} once at most")
+    if len(set(config.arms)) < len(config.arms) or not all(arms.known(arm, sizes) for arm in config.arms):
+        yield Problem(("arms",), shown(list(config.arms)), f"each of {arms.allowed(sizes)} once at most")
     if config.arms and config.model.source in PUBLISHED:
         allowed = f"[], or model.source: the folder of a checkpoint; of {config.model.source} only the shape is known"
         yield Problem(("arms",), shown(list(config.arms)), allowed)

@@ -162,7 +162,7 @@ def test_the_workflow_plans_with_each_example(tmp_path, monkeypatch, title):
     command = [sys.executable, "-m", "snakemake", "--profile", "slurm", "-n", "all", "--configfile", "config/ci.yaml"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "Training, arm pat (ci-llama)" in done.stderr + done.stdout
+    assert "Training, arm threshold6 (ci-llama)" in done.stderr + done.stdout
     (folder / "config" / "cluster.yaml").write_text(EXAMPLES[title] + "partion: x\n")
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.returncode != 0

@@ -59,7 +59,7 @@ REFUSED = [
     ({"arms": None}, "arms: got nothing", "tuple"),
     ({"profile": {"source": "aiconfigurator", "system": "h100_sxm"},
       "model": {"source": "Llama-3.1-8B", "dtype": "bfloat16"}}, "arms: got ['tp1', 'tp2', 'pat']", "[], or model"),
-    ({"arms": ["tp3", "pat"]}, "arms: got ['tp3', 'pat']", "tp1, tp2, pat"),
+    ({"arms": ["tp3", "pat"]}, "arms: got ['tp3', 'pat']", "tp1, tp2, thresholdN"),
     ({"arms": ["pat", "pat"]}, "arms: got ['pat', 'pat']", "once"),
     ({"tp_sizes": [1, 3]}, "tp_sizes: got [1, 3]", "divisors of ranks (1, 2)"),
     ({"tp_sizes": [2, 2]}, "tp_sizes: got [2, 2]", "different divisors"),

@@ -157,7 +157,7 @@ def test_pat_check_really_runs(monkeypatch):
     (command,) = [c for c in PAT if c.words[1] == "check"]
     monkeypatch.chdir(ROOT)
     done = CliRunner().invoke(cli.app, command.words[1:])
-    assert "ci-llama: arms pat; tiny-llama, arithmetic" in done.output
+    assert "ci-llama: arms threshold6; tiny-llama, arithmetic" in done.output
 
 
 def subcommands(group=None, path=()):

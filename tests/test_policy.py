@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat.policy import Decision, Live, Predictive, RolloutState, Static, Threshold, from_config
+from pat.arms import from_config
+from pat.policy import Decision, Live, RolloutState, Static, Threshold
+from pat.predictive import Predictive
 from pat.predictor import Predictor
 from pat.predictor.latency import DecodeModel, PrefillModel
 from pat.predictor.lengths import LengthModel
@@ -228,14 +230,15 @@ def test_arms_from_a_config(tmp_path):
     machine().save(tmp_path / "model.json")
     assert from_config("tp2", [1, 2], CONFIG, None) == Static(2)
     assert from_config("tp2", [1, 2], CONFIG | {"kv": "recompute"}, None) == Static(2, "recompute")
+    assert from_config("threshold12", [1, 2, 4], CONFIG, None) == Threshold(4, 12)
     pat = from_config("pat", [1, 2], CONFIG, tmp_path / "model.json")
     assert pat.decide(state([200, 200])).tp == 2
     assert pat.decide(state([], tp=2)).tp == 1
 
 
-@pytest.mark.parametrize("arm", ["tp3", "tp", "PAT", "", "tp1 "])
+@pytest.mark.parametrize("arm", ["tp3", "tp", "PAT", "", "tp1 ", "threshold", "threshold0", "threshold-1"])
 def test_an_unknown_arm_is_named(arm):
-    with pytest.raises(ValueError, match=f"unknown arm '{arm}': allowed are tp1, tp2, pat"):
+    with pytest.raises(ValueError, match=f"unknown arm '{arm}': allowed are tp1, tp2, thresholdN"):
         from_config(arm, [1, 2], CONFIG, None)
 
 

@@ -11,8 +11,8 @@ import os
 import time
 from pathlib import Path
 
+from pat.arms import from_config
 from pat.engine.cpu import environment, processes
-from pat.policy import from_config
 from pat.rl import verl_api as verl
 from pat.rl.identity import Identities
 from pat.rl.iteration import Iteration, lengths

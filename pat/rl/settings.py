@@ -15,7 +15,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     policy: str = "pat"
-    """pat (predictive) or tpK (stay at K)."""
+    """The arm: pat (predictive), tpK (stay at K), thresholdN (widest once N requests of this replica are left)."""
     tp_sizes: tuple[int, ...] = ()
     """Sizes that may be used; default: every power of two up to the replica's ranks."""
     predictor: Path | None = None

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pat.policy import Policy, Predictive, Static, Threshold
+from pat.policy import Policy, Static, Threshold
+from pat.predictive import Predictive
 from pat.predictor import Predictor
 from pat.predictor.lengths import LengthModel
 from pat.simulate.machine import Machine

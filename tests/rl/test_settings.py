@@ -6,7 +6,8 @@ import pytest
 from omegaconf import OmegaConf
 from pydantic import ValidationError
 
-from pat.policy import Static, from_config
+from pat.arms import from_config
+from pat.policy import Static
 from pat.rl.settings import Settings
 
 

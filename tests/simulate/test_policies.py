@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat.policy import Decision, Predictive, Static, Threshold
+from pat.policy import Decision, Static, Threshold
+from pat.predictive import Predictive
 from pat.predictor.lengths import LengthModel
 from pat.predictor.switching import SwitchCost
 from pat.simulate import Oracle, Requests, arms, lengths, simulate

@@ -37,12 +37,12 @@ STAGES = {
 }
 # Imported, and yet no reason to run again: how things are told, checked or noted.
 TELLS = {"pat.problems", "pat.logged", "pat.provenance", "pat.resume", "pat.cluster", "pat.usage"}
-# The settings that a stage reads are in its file of settings; a static arm and the profile run without a decision.
-DECIDES = {"pat.policy", *(name for name in MODULES if name.startswith("pat.predictor"))}
+# The settings that a stage reads are in its file of settings; only the arm pat predicts, and the profile has no policy.
+PREDICTS = {"pat.predictive", *(name for name in MODULES if name.startswith("pat.predictor"))}
 EXEMPT = {
     "assets": {"pat.layout"},  # which sizes divide a number of heads
-    "profile": {"pat.config"} | DECIDES,
-    "train": {"pat.model"} | DECIDES,  # the model's shape is in the model's folder
+    "profile": {"pat.config", "pat.policy"} | PREDICTS,
+    "train": {"pat.model"} | PREDICTS,  # the model's shape is in the model's folder
     "train-pat": {"pat.model"},
     # Metrics that it takes from there are medians; the overview, all words, is of the report, which is logged again.
     "tracking": {name for name in MODULES if name.startswith(("pat.report", "pat.predictor"))},

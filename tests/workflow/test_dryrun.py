@@ -173,7 +173,7 @@ EDITS: dict[str, Callable[[Path], Path | None]] = {
     "`simulate.nodes`": settings("smollm2-gsm: {}", "smollm2-gsm: {simulate: {nodes: 4}}"),
     "`report.title`": settings("title: SmolLM2", "title: A look at SmolLM2"),
     "`pat/engine/kv.py`": code("pat/engine/kv.py"),
-    "`pat/policy.py`": code("pat/policy.py"),
+    "`pat/predictive.py`": code("pat/predictive.py"),
     "`pat/report/page.py`": code("pat/report/page.py"),
     "resources: `--set-resources`, a rule's `resources:`, `config/cluster.yaml`": resources,
     "`workflow/profiles/`, or the other profile": profiles,
