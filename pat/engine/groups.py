@@ -17,6 +17,8 @@ from pat.layout import Layout
 
 # Group handles of SGLang's parallel context that follow the tensor-parallel size.
 TP_GROUPS = ("world_group", "tp_group", "attn_tp_group", "moe_tp_group")
+# Longest that ranks wait for each other while they start, seconds: one may get its weights minutes after another.
+START_S = 1800.0
 # Groups that stay of one rank at every size that PAT supports.
 SINGLE_GROUPS = ("moe_ep_group", "moe_dp_group", "attn_cp_group")
 
@@ -37,7 +39,7 @@ class Groups:
             rank=rank,
             local_rank=gpu_id,
             distributed_init_method=settings.init_method,
-            timeout=int(settings.deadline_s),
+            timeout=int(max(START_S, settings.deadline_s)),
         )
         self.rank, device = rank, device_of(device_name)
         self.topology: dict[int, dict] = {}
@@ -46,6 +48,8 @@ class Groups:
             sg.initialize_model_parallel()  # SGLang's own builder, once, at the full width
         built = {name: parallel._stamp[name] for name in TP_GROUPS + SINGLE_GROUPS if name in parallel._stamp}
         self.world = built["tp_group"]
+        # Where ranks meet while they start. A process that ends meanwhile is seen by the engine's watch.
+        self.start = dist.new_group(backend="gloo", timeout=timedelta(seconds=max(START_S, settings.deadline_s)))
         # SGLang gives its own CPU groups two hours; a rank that is gone must be noticed within the deadline.
         self.votes = dist.new_group(backend="gloo", timeout=timedelta(seconds=settings.deadline_s))
         self.first_votes = dist.new_group(backend="gloo", timeout=timedelta(seconds=settings.agree_deadline_s))

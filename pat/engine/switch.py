@@ -59,7 +59,7 @@ class Switcher:
         kv_heads = self.runner.model_config.get_total_num_kv_heads()
         # Each rank has sized its pool by what was free on its device; in a replica all must decide alike.
         tokens = torch.tensor(scheduler.token_to_kv_pool_allocator.size)
-        dist.all_reduce(tokens, dist.ReduceOp.MIN, group=groups.votes)
+        dist.all_reduce(tokens, dist.ReduceOp.MIN, group=groups.start)
         self.pool = Pool(self.runner.token_to_kv_pool, scheduler.token_to_kv_pool_allocator, kv_heads, int(tokens))
         self.experts = expert_rows(self.runner.model)
         self.runtimes = Runtimes(self.runner, settings.graph_memory_bytes)

@@ -9,7 +9,10 @@ import time
 import psutil
 import pytest
 
+from pat.engine import api
+from pat.engine.board import Board
 from pat.engine.errors import EngineDead
+from pat.engine.shared import shared_folder
 from pat.policy import Threshold
 from tests.engine.conftest import Driver, jobs, start
 
@@ -73,6 +76,33 @@ def test_a_killed_rank_ends_a_blocking_call_and_all_later_ones(victim):
     ):
         with pytest.raises(EngineDead, match="rank 1"):
             call()
+
+
+def test_a_rank_that_starts_late_is_waited_for_beyond_the_deadline_of_a_switch(model_folder, monkeypatch):
+    late = []
+
+    def delay(folder):
+        while not (folder / "board.1").exists() or not (pid := Board.open(folder, 1).pid):
+            time.sleep(0.001)
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(6)
+        os.kill(pid, signal.SIGCONT)
+        late.append(pid)
+
+    def folder(name):
+        made = shared_folder(name)
+        threading.Thread(target=delay, args=(made,), daemon=True).start()
+        return made
+
+    monkeypatch.setattr(api, "shared_folder", folder)
+    engine = start(model_folder("qwen3"), tp_sizes=(1, 2), max_total_tokens=1024, deadline_s=2.0)
+    try:
+        assert late == [engine.boards[1].pid]
+        assert (
+            len(engine.generate(input_ids=[5, 6, 7], sampling_params=LONG | {"max_new_tokens": 8})["output_ids"]) == 8
+        )
+    finally:
+        engine.shutdown()
 
 
 def test_a_killed_rank_ends_a_stream_while_wide(victim):
