@@ -15,7 +15,7 @@ import json
 import random
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,9 @@ from pat.engine.transaction import PHASES
 from pat.points import LEVELS, Decode, Generation, Point, Prefill, Rebalance, Switch, points, spread
 from pat.resume import Partial, fingerprint
 
-TOKEN_BEFORE_SWITCH = 2  # tokens that every request has generated when a measured switch happens
-STEPS_AFTER_SWITCH = 3  # tokens between two switches of a point
+TOKENS_BEFORE_SWITCH = 10  # tokens that every request has generated when the first switch of a point happens
+STEPS_AFTER_SWITCH = 5  # tokens between two switches of a point
+PREFILLS, PREFILL_S = 6, 1.0  # a prefill is measured so often in a repeat, unless that takes longer; then at least once
 POLL_S = 0.005
 SETTLE_S = 0.03  # a rank notes its last step just after the answer has left it
 CODE = ("layout.py", "seam.py", "profile.py", "points.py", "engine/**/*.py")  # samples of other code are not continued
@@ -123,8 +124,11 @@ class Sampler:
             prompt = self._prompt(point.context)
             await self._generate([prompt] * replicas, 1)
             await self._generate([prompt] * (replicas * point.batch), self.cfg.profile.steps)
+            await self._prefill(lambda: [prompt] * (replicas * point.batch), PREFILLS // 2)
         elif isinstance(point, Prefill):
-            await self._generate([self._prompt(point.tokens) for _ in range(replicas * point.requests)], 1)
+            await self._prefill(
+                lambda: [self._prompt(point.tokens) for _ in range(replicas * point.requests)], PREFILLS
+            )
         elif isinstance(point, Generation):
             prompts = [self._prompt(tokens) for tokens in spread(point.prompt, point.requests, point.requests)]
             await self._generate(prompts, spread(point.response, point.requests, LEVELS)[::-1])
@@ -133,14 +137,22 @@ class Sampler:
         else:
             await self._measure_switch(point)
 
+    async def _prefill(self, prompts: Callable[[], list[list[int]]], times: int) -> None:
+        """One token for each of ``prompts()``, several times: which of them share a step is up to when they arrive."""
+        until = time.monotonic() + PREFILL_S
+        for _ in range(times):
+            await self._generate(prompts(), 1)
+            if time.monotonic() > until:
+                return
+
     async def _measure_switch(self, point: Switch) -> None:
         prompts = [self._prompt(point.context) for _ in range(point.requests)]
         generation = asyncio.ensure_future(self._generate(prompts, SWITCHED_TOKENS))
-        for tp, back in ((point.other, 2), (point.tp, 3)):
-            await self._wait_for(point.requests, back * (TOKEN_BEFORE_SWITCH + STEPS_AFTER_SWITCH), generation)
+        await self._wait_for(point.requests, TOKENS_BEFORE_SWITCH, generation)
+        for tp in (point.other, point.tp):
             marks = self.engine.step_marks()
             record = await self.engine.async_switch(tp, point.kv)
-            await self._wait_for(point.requests, (back + 1) * (TOKEN_BEFORE_SWITCH + STEPS_AFTER_SWITCH), generation)
+            await self._wait_for(point.requests, STEPS_AFTER_SWITCH, generation, more=True)
             self._keep_switch(record, marks)
         await generation
 
@@ -149,10 +161,10 @@ class Sampler:
         prompts = [self._prompt(point.context) for _ in range(point.requests * replicas)]
         lengths = [1 if number % replicas else SWITCHED_TOKENS for number in range(len(prompts))]
         generation = asyncio.ensure_future(self._generate(prompts, lengths))
-        await self._wait_for(point.requests, TOKEN_BEFORE_SWITCH + STEPS_AFTER_SWITCH, generation)
+        await self._wait_for(point.requests, TOKENS_BEFORE_SWITCH, generation)
         marks = self.engine.step_marks()
         record = await self.engine.async_rebalance(point.kv)
-        await self._wait_for(point.requests, 2 * (TOKEN_BEFORE_SWITCH + STEPS_AFTER_SWITCH), generation)
+        await self._wait_for(point.requests, STEPS_AFTER_SWITCH, generation, more=True)
         self._keep_switch(record, marks)
         await generation
 
@@ -161,12 +173,15 @@ class Sampler:
             prefill_s = readmission_s(self.engine.steps(marks), record["end"])
             self.switches.append(record | {"live": None, "prefill_s": prefill_s})
 
-    async def _wait_for(self, requests: int, generated: int, generation: asyncio.Future) -> None:
-        """Until all requests decode and each has that many tokens, or they have ended."""
+    async def _wait_for(self, requests: int, generated: int, generation: asyncio.Future, more: bool = False) -> None:
+        """Until each of the requests has that many tokens (``more``: than now), or they have ended."""
+        before = None
         while not generation.done():
-            rows = [row for replica in self.engine.live_rows() for row in replica]
-            if len(rows) == requests and min(row[2] for row in rows) >= generated:
-                return
+            tokens = {row[0]: row[2] for replica in self.engine.live_rows() for row in replica}
+            if len(tokens) == requests:
+                before = before or (tokens if more else dict.fromkeys(tokens, 0))
+                if all(count >= before.get(key, 0) + generated for key, count in tokens.items()):
+                    return
             await asyncio.sleep(POLL_S)
 
     def _prompt(self, tokens: int) -> list[int]:

@@ -8,7 +8,7 @@ from pat.predictor.latency import DecodeModel, PrefillModel
 from pat.predictor.regression import Curve, Surface
 from pat.predictor.switching import SwitchCost, SwitchModel
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from pat.predictor.regression import Curve, Surface, bucket, fit_relative, incre
 # points gives a wild slope, and the last slope is what extrapolates.
 SAMPLES_PER_SEGMENT = 12
 MAX_SEGMENTS = 16
+# A curve whose knots double has fewer to lose: none of its segments is narrow.
+SAMPLES_PER_DOUBLING = 4
 # A shape with fewer steps than this share of what is usual at its tp is not used.
 MIN_SHARE = 0.5
 # So many prefill steps of a shape make its median as good as any.
@@ -98,15 +100,17 @@ def _tiles(batch: np.ndarray, seconds: np.ndarray, smooth: np.ndarray) -> dict[i
 
 @dataclass(frozen=True)
 class PrefillModel:
-    """seconds = fixed + a * requests + g(tokens) + b * prefix + c * attention + h(tokens / requests), for each tp.
+    """seconds = fixed + a * requests + g(tokens) + b * prefix + c * scores + d * square + h(tokens / requests), by tp.
 
-    attention = tokens * (prefix + tokens / 2) / requests: the score matrix of causal attention, of requests
-    that share tokens and prefix equally. h is left out but where the profile is dense: attention kernels of GPUs
-    take longer for one long request than for many short ones with as many tokens, before they are busy.
+    scores = tokens * (prefix + tokens / 2) / requests: the score matrix of causal attention, of requests
+    that share tokens and prefix equally. square = (prefix + tokens)^2 / (2 * requests): the same of a kernel that
+    works out the rows of cached tokens, too (SGLang's torch backend pads the queries to the cached length).
+    h is left out but where the profile is dense: attention kernels of GPUs take longer for one long request than for
+    many short ones with as many tokens, before they are busy.
     """
 
     by_tokens: dict[int, Curve]  # includes the fixed part
-    rates: dict[int, tuple[float, float, float]]  # seconds per request, per cached token, per score
+    rates: dict[int, tuple[float, float, float, float]]  # seconds per request, cached token, score, entry of square
     by_length: dict[int, Curve] = field(default_factory=dict)  # of new tokens of a request
 
     @property
@@ -120,9 +124,8 @@ class PrefillModel:
         the KV cache, of all requests together.  Grows with tokens and prefix.  ValueError for an unknown tp.
         """
         require(tp, self.tp_sizes, "prefill")
-        per_request, per_prefix, per_score = self.rates[tp]
-        linear = self.by_tokens[tp](tokens) + per_request * requests + per_prefix * prefix
-        seconds = linear + per_score * scores(requests, tokens, prefix)
+        rates = zip(self.rates[tp], _loads(requests, tokens, prefix), strict=True)
+        seconds = self.by_tokens[tp](tokens) + sum(rate * load for rate, load in rates)
         length = self.by_length.get(tp)
         return seconds if length is None else seconds + length(tokens / np.maximum(requests, 1))
 
@@ -133,8 +136,8 @@ class PrefillModel:
         for (tp,), shapes in prefill_shapes(samples).group_by("tp", maintain_order=True):
             columns = ("requests", "tokens", "prefix", "seconds")
             requests, tokens, prefix, seconds = (shapes[name].to_numpy() for name in columns)
-            knots = spread_knots(tokens)
-            others = np.stack([requests, prefix, scores(requests, tokens, prefix)], axis=1)
+            knots = doubling_knots(tokens)
+            others = np.stack(_loads(requests, tokens, prefix), axis=1)
             features = [np.ones((len(tokens), 1)), increments(tokens, knots), others]
             segments, lengths = len(knots) - 1, octaves(tokens / requests)
             if len(shapes) >= DENSE_SHAPES:
@@ -142,18 +145,20 @@ class PrefillModel:
             trust = np.minimum(shapes["steps"].to_numpy(), ENOUGH) / ENOUGH
             fixed, *rest = fit_relative(np.hstack(features), seconds, trust)
             by_tokens[tp] = Curve.from_increments(knots, rest[:segments], start=fixed)
-            rates[tp] = tuple(map(float, rest[segments : segments + 3]))
+            rates[tp] = tuple(map(float, rest[segments : segments + others.shape[1]]))
             if len(shapes) >= DENSE_SHAPES:
-                rises = rest[segments + 3 :]
+                rises = rest[segments + others.shape[1] :]
                 by_length[tp] = Curve.from_increments(
                     [*lengths, 2 * lengths[-1]], [*rises, 0.0]
                 )  # level after the last
         return cls(by_tokens, rates, by_length)
 
 
-def scores(requests: np.ndarray, tokens: np.ndarray, prefix: np.ndarray) -> np.ndarray:
-    """Entries of the causal score matrix, summed over equal requests."""
-    return np.asarray(tokens, float) * (prefix + np.asarray(tokens) / 2) / np.maximum(requests, 1)
+def _loads(requests: np.ndarray, tokens: np.ndarray, prefix: np.ndarray) -> tuple[np.ndarray, ...]:
+    """What a prefill step costs in proportion to: requests, cached tokens, scores and square of `PrefillModel`."""
+    requests, tokens, prefix = (np.asarray(values, float) for values in (requests, tokens, prefix))
+    count = np.maximum(requests, 1)
+    return requests, prefix, tokens * (prefix + tokens / 2) / count, (prefix + tokens) ** 2 / (2 * count)
 
 
 def decode_shapes(samples: pl.DataFrame) -> pl.DataFrame:
@@ -184,6 +189,18 @@ def spread_knots(x: np.ndarray) -> np.ndarray:
     segments = int(np.clip(len(distinct) // SAMPLES_PER_SEGMENT, 1, MAX_SEGMENTS))
     inner = np.quantile(distinct, np.arange(1, segments) / segments)
     return np.unique(np.r_[0.0, inner, max(distinct[-1], 1)])
+
+
+def doubling_knots(x: np.ndarray) -> np.ndarray:
+    """Knots 0, 1, 2, 4, ... and the largest x, without those that would leave a segment too few samples.
+
+    Few tokens are many of the shapes: a sample of a prompt whose KV is there needs one.
+    """
+    knots, largest = [0.0], max(x.max(), 1)
+    for knot in 2.0 ** np.arange(np.ceil(np.log2(max(largest, 2)))):
+        if ((x > knots[-1]) & (x <= knot)).sum() >= SAMPLES_PER_DOUBLING <= (x > knot).sum():
+            knots.append(knot)
+    return np.r_[knots, largest]
 
 
 def octaves(x: np.ndarray) -> np.ndarray:

@@ -151,3 +151,29 @@ def test_prefill_grows_with_tokens_and_prefix(prefill, requests, tokens, prefix,
     now = prefill.seconds(1, requests, tokens, prefix)
     assert prefill.seconds(1, requests, tokens + more, prefix) >= now
     assert prefill.seconds(1, requests, tokens, prefix + more) >= now
+
+
+def fit_prefill(step, shapes):
+    rows = [(1, *shape, step(*shape)) for shape in shapes]
+    return PrefillModel.fit(pl.DataFrame(rows, schema=["tp", "requests", "tokens", "prefix", "seconds"], orient="row"))
+
+
+def test_prefill_of_a_kernel_that_works_out_cached_tokens_again():
+    def step(requests, tokens, prefix):
+        return 0.01 + 5e-4 * tokens + 2e-8 * (prefix + tokens) ** 2 / requests
+
+    cached = [(r, r, r * p) for r, p in itertools.product((1, 2, 4, 8, 16, 32), (63, 255, 575))]
+    fresh = [(r, r * t, 0) for r, t in itertools.product((1, 4, 16), (64, 256, 576))]
+    model = fit_prefill(step, cached + fresh)
+    for shape in [(3, 3, 3 * 400), (24, 24, 24 * 575), (24, 24, 24 * 100), (8, 8 * 128, 0), (2, 2 * 100, 2 * 500)]:
+        assert model.seconds(1, *shape) == pytest.approx(step(*shape), rel=0.03)
+
+
+def test_prefill_follows_a_step_at_few_tokens():
+    def step(requests, tokens, prefix):  # one row is a matrix times a vector
+        return (0.012 if tokens == 1 else 0.02) + 5e-4 * tokens + 1e-6 * prefix
+
+    cached = [(r, r, r * p) for r, p in itertools.product((1, 2, 3, 4, 8, 16, 32), (16, 63, 128, 255, 575))]
+    model = fit_prefill(step, [*cached, *((1, tokens, 0) for tokens in (64, 100, 128, 256, 576))])
+    for shape in [(1, 1, 300), (2, 2, 200), (4, 4, 1000), (24, 24, 2400), (1, 200, 0)]:
+        assert model.seconds(1, *shape) == pytest.approx(step(*shape), rel=0.03)

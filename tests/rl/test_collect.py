@@ -17,7 +17,7 @@ from tests.rl.recording import METRICS, generation, request, switch, write
 # + 0.1 a request.
 PREDICTOR = Predictor(
     DecodeModel({1: Curve((0, 1), (0.01, 0.012))}, {1: Curve((0, 1), (0.0, 0.0001))}),
-    PrefillModel({1: Curve((0, 1), (0.5, 0.501))}, {1: (0.1, 0.0, 0.0)}),
+    PrefillModel({1: Curve((0, 1), (0.5, 0.501))}, {1: (0.1, 0.0, 0.0, 0.0)}),
     SwitchModel({}),
 )
 
