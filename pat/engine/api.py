@@ -219,10 +219,10 @@ class Engine(Unsupported, WeightUpdates, Switching, sg.Engine):
         return super().get_weights_by_name(name, truncate_size)
 
     def shutdown(self) -> None:
-        """End all processes; again: nothing."""
+        """End the engine's processes and, unlike SGLang, no other child of this process; again: nothing."""
         self.watch.close()
         try:
-            super().shutdown()
+            sg.shutdown(self, self.watch.end_processes)
         finally:
             self._clean_up()
 

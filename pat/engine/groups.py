@@ -39,7 +39,7 @@ class Groups:
             rank=rank,
             local_rank=gpu_id,
             distributed_init_method=settings.init_method,
-            timeout=int(max(START_S, settings.deadline_s)),
+            timeout=int(max(START_S, settings.deadline_s)),  # also of SGLang's device groups, until `started`
         )
         self.rank, device = rank, device_of(device_name)
         self.topology: dict[int, dict] = {}
@@ -68,6 +68,11 @@ class Groups:
         # Now, so that what NCCL takes is known when SGLang sizes the KV pool, and no switch waits for it.
         for group in {id(g): g for g in (self.world, *(t["tp_group"] for t in self.topology.values()))}.values():
             device.connect(group.device_group)
+
+    def started(self, deadline_s: float) -> None:
+        """All ranks are ready: from now on no collective on the devices may take longer than ``deadline_s``."""
+        for group in {id(g): g for g in (self.world, *map(self.tp_group, self.topology))}.values():
+            sg.set_group_timeout(timedelta(seconds=deadline_s), group.device_group)
 
     def tp_group(self, tp: int):
         return self.topology[tp]["tp_group"]

@@ -1,4 +1,4 @@
-"""Every name of SGLang that PAT touches, in one table, read in SGLang 0.5.23.
+"""Every name of SGLang that PAT touches (and one of torch), in one table, read in SGLang 0.5.23.
 
 Use ``sg.NAME``: a name is imported on first use, because SGLang must not be imported before the environment is
 prepared (``pat.engine.cpu.environment``). ``check()`` verifies at start-up that each one still exists and still
@@ -7,12 +7,19 @@ takes the parameters that PAT passes, so that another SGLang version fails with 
 
 from __future__ import annotations
 
-from pat.seam import Seam
+from collections.abc import Callable
+from types import FunctionType
+
+from pat.seam import Seam, SeamError
 
 NAMES = {
     # process start-up and hooks
     "Engine": ("sglang.srt.entrypoints.engine.Engine", ()),
     "set_envs_and_config": ("sglang.srt.entrypoints.engine._set_envs_and_config", ("server_args",)),
+    "kill_process_tree": (
+        "sglang.srt.entrypoints.engine.kill_process_tree",
+        ("parent_pid", "include_parent", "wait_timeout"),
+    ),
     "init_tokenizer_manager": (
         "sglang.srt.entrypoints.engine.init_tokenizer_manager",
         ("server_args", "port_args", "TokenizerManagerClass"),
@@ -53,6 +60,7 @@ NAMES = {
     ),
     "get_parallel": ("sglang.srt.runtime_context.get_parallel", ()),
     "get_device": ("sglang.srt.runtime_context.get_device", ()),
+    "set_group_timeout": ("torch.distributed.distributed_c10d._set_pg_timeout", ("timeout", "group")),
     # model and weights
     "initialize_model": (
         "sglang.srt.model_loader.loader._initialize_model",
@@ -112,6 +120,7 @@ NAMES = {
 }
 
 METHODS = (
+    ("Engine", "shutdown", ("self",)),
     ("Engine", "_launch_scheduler_processes", ("server_args", "port_args", "run_scheduler_process_func")),
     ("TokenizerManager", "init_request_dispatcher", ("self",)),
     ("TokenizerManager", "generate_request", ("self", "obj", "request")),
@@ -219,6 +228,18 @@ def check_scheduler(scheduler) -> None:
     runner = scheduler.tp_worker.model_runner
     for owner, names in ((scheduler, SCHEDULER), (runner, RUNNER), (runner.token_to_kv_pool, POOL)):
         seam.require(owner, names)
+
+
+def shutdown(engine, end_processes: Callable[[], None]) -> None:
+    """SGLang's ``Engine.shutdown``, with ``end_processes`` where it would kill all children of this process.
+
+    SeamError if it does not do that any more.
+    """
+    original = seam.get("Engine").shutdown
+    if "kill_process_tree" not in original.__code__.co_names:
+        raise SeamError(f"SGLang's Engine.shutdown calls no kill_process_tree: install sglang=={seam.written_for}")
+    names = original.__globals__ | {"kill_process_tree": lambda *_, **__: end_processes()}
+    FunctionType(original.__code__, names, closure=original.__closure__)(engine)
 
 
 def __getattr__(name: str):

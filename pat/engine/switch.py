@@ -67,6 +67,8 @@ class Switcher:
         self._seed()
         self.idle_sleeper = scheduler.idle_sleeper
         self.detokenizer = scheduler.ipc_channels.send_to_detokenizer.socket
+        dist.barrier(groups.start)
+        groups.started(settings.deadline_s)
         board.show_switch({}, self.base.tp, 0)
 
     def _build_sizes(self) -> None:

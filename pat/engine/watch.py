@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 POLL_S = 0.2  # seconds between looks at the processes; a look costs some 10 microseconds a process
 GRACE_S = 0.3  # after the first ending, for others and for what they have to say
 SIGNAL_S = 2.0  # longest that a process lives on after it has reported its failure with a signal
-END_S = 10.0  # longest that a killed process takes to give back what it holds
+END_S = 60.0  # longest that a killed process takes to give back what it holds, as in SGLang
 SIG_IGN = 1  # of the C library
 CONTROLLER = "the data-parallel controller"
 T = TypeVar("T")
@@ -131,12 +131,12 @@ class Watch:
 
     # --- processes -----------------------------------------------------------------------------------------
     def end_processes(self) -> None:
-        """Kill whatever the engine has started, and wait until it is gone."""
+        """Kill whatever the engine has started, and what that has, and wait until it is gone."""
         self._find_members()
-        for process in self._members.values():
-            if process is not None:
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
+        members = [process for process in self._members.values() if process is not None]
+        for each in members + [child for member in members for child in _children(member)]:
+            with contextlib.suppress(psutil.Error):
+                each.kill()
         # While they are being started SGLang alone knows them; later on our user may have started others.
         ours = list(self._started.values()) or set(multiprocessing.active_children()) - self._before
         for child in ours:
@@ -208,6 +208,13 @@ def _process(pid: int) -> psutil.Process | None:
         return psutil.Process(pid)
     except psutil.Error:
         return None
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.Error:
+        return []
 
 
 def _lives(process: psutil.Process | None) -> bool:

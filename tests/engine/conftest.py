@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
+import psutil
 import pytest
 
 from pat.engine.cpu import environment, processes
@@ -177,6 +178,13 @@ def start(folder, **options):
 
     defaults = {"dtype": "float32", "skip_tokenizer_init": True, "log_level": "error"}
     return Engine(model_path=folder, **defaults | options)
+
+
+def family():
+    """The processes that this one's engines have started; not multiprocessing's own servers, which outlive them."""
+    servers = ("pat::fork_server", "multiprocessing.resource_tracker", "multiprocessing.forkserver")
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if not any(name in " ".join(child.cmdline()) for name in servers)]
 
 
 def ids(outputs):

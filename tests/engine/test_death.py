@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import threading
 import time
 
@@ -14,7 +15,7 @@ from pat.engine.board import Board
 from pat.engine.errors import EngineDead
 from pat.engine.shared import shared_folder
 from pat.policy import Threshold
-from tests.engine.conftest import Driver, jobs, start
+from tests.engine.conftest import Driver, family, jobs, start
 
 pytestmark = pytest.mark.engine
 
@@ -27,7 +28,7 @@ class Victim:
 
     def __init__(self, engine):
         self.engine, self.folder = engine, engine.settings.path
-        self.children = psutil.Process().children(recursive=True)
+        self.children = family()
         self.killed = None
 
     def kill(self, pid, number=signal.SIGKILL):
@@ -98,11 +99,25 @@ def test_a_rank_that_starts_late_is_waited_for_beyond_the_deadline_of_a_switch(m
     engine = start(model_folder("qwen3"), tp_sizes=(1, 2), max_total_tokens=1024, deadline_s=2.0)
     try:
         assert late == [engine.boards[1].pid]
-        assert (
-            len(engine.generate(input_ids=[5, 6, 7], sampling_params=LONG | {"max_new_tokens": 8})["output_ids"]) == 8
-        )
+        output = engine.generate(input_ids=[5, 6, 7], sampling_params=LONG | {"max_new_tokens": 8})
+        assert len(output["output_ids"]) == 8
     finally:
         engine.shutdown()
+
+
+def test_shutdown_ends_the_engines_processes_and_no_other(model_folder):
+    bystander = subprocess.Popen(["sleep", "600"])
+    try:
+        before = family()
+        engine = start(model_folder("qwen3"), tp_sizes=(1, 2), max_total_tokens=1024)
+        started = [process for process in family() if process not in before]
+        assert len(started) >= 4  # two schedulers, controller, detokenizer
+        engine.shutdown()
+        assert not psutil.wait_procs(started, timeout=20)[1]
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait(10)
 
 
 def test_a_killed_rank_ends_a_stream_while_wide(victim):

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from pat.engine.errors import SwitchError, SwitchUndone
-from tests.engine.conftest import Driver, Reference, ids, jobs, start
+from tests.engine.conftest import Driver, Reference, family, ids, jobs, start
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -60,7 +60,7 @@ def test_a_rank_that_is_only_late_costs_time_and_nothing_else(driver, phase):
     assert not driver.engine.settings.path.joinpath("fault").exists()
 
 
-SAMPLE = {("move", "kill"), ("rebind", "exception"), ("collect", "delay")}
+SAMPLE = {("move", "kill"), ("rebind", "exception"), ("collect", "delay"), ("exchange", "delay")}
 ENDINGS = [
     pytest.param(phase, kind, marks=() if (phase, kind) in SAMPLE else (pytest.mark.matrix,))
     for phase in (*UNDOABLE, "exchange", *FATAL)
@@ -71,7 +71,7 @@ ENDINGS = [
 @pytest.mark.parametrize(("phase", "kind"), ENDINGS)
 def test_a_rank_that_dies_or_stalls_ends_the_engine_with_an_error_in_time(model_folder, phase, kind):
     engine = start(model_folder("qwen3"), tp_sizes=(1, 2), max_total_tokens=1024, deadline_s=DEADLINE_S)
-    children = psutil.Process().children(recursive=True)
+    children = family()
     shared = engine.settings.path
     try:
         driver = Driver(engine)

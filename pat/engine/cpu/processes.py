@@ -31,9 +31,9 @@ def warm() -> None:
 
 
 def _forget_reaped_server() -> None:
-    """Let multiprocessing start another server if the end of ours was waited for elsewhere, as psutil does.
+    """Let multiprocessing start another server if ours was ended and that was waited for elsewhere, as psutil does.
 
-    An engine that is shut down ends all children of its process, the server too. multiprocessing would fail to wait.
+    SGLang ends all children of its process when it fails, the server too. multiprocessing would fail to wait.
     """
     server = forkserver._forkserver
     if server._forkserver_pid is None:
