@@ -21,7 +21,7 @@ from pat.engine.cpu import environment
 from pat.engine.device import visible_devices
 from pat.engine.errors import EngineDead
 from pat.engine.settings import VARIABLE, KvCosts, Settings
-from pat.engine.shared import shared_folder
+from pat.engine.shared import shared_folder, start_resource_tracker
 from pat.engine.switching import Switching
 from pat.engine.unsupported import Unsupported
 from pat.engine.weight_updates import WeightUpdates
@@ -70,6 +70,7 @@ class Engine(Unsupported, WeightUpdates, Switching, sg.Engine):
         config = refusals.read_config(kwargs["model_path"], kwargs)
         refusals.check_model(config, tp_sizes, ranks)
         self.kv_costs = kv_costs or _guess_costs(config, kwargs.get("dtype"))
+        start_resource_tracker()
         shared = shared_folder("engine")
         meet = f"tcp://127.0.0.1:{_free_port()}"
         self.settings = Settings(ranks, tp_sizes, meet, str(shared), deadline_s, graph_memory_bytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
@@ -30,6 +31,24 @@ def shared_folder(purpose: str) -> Path:
 def is_shared_folder(path: str | Path) -> bool:
     """Whether ``path`` is a folder that ``shared_folder`` has made."""
     return Path(path).parent == _root() and Path(path).name.startswith("pat-")
+
+
+def start_resource_tracker() -> None:
+    """Start multiprocessing's tracker of shared memory, unless it runs, so that it clears up without a word.
+
+    Processes that are killed, as an engine's are at its end, leave semaphores and shared memory behind. The tracker
+    removes them when this process ends, and would warn of each kind.
+    """
+    before = os.environ.get("PYTHONWARNINGS")
+    rule = "ignore::UserWarning:multiprocessing.resource_tracker"
+    os.environ["PYTHONWARNINGS"] = f"{before},{rule}" if before else rule
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 def _root() -> Path:

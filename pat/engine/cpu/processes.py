@@ -16,6 +16,7 @@ from functools import partial
 from multiprocessing import context, forkserver
 
 from pat.engine.cpu import environment
+from pat.engine.shared import start_resource_tracker
 
 PRELOAD = "pat.engine.cpu.preload"
 
@@ -26,6 +27,7 @@ def warm() -> None:
         return
     environment.prepare()
     _forget_reaped_server()
+    start_resource_tracker()
     forkserver.set_forkserver_preload([PRELOAD])
     forkserver.ensure_running()
 
