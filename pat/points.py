@@ -94,14 +94,13 @@ def points(cfg, repeat: int) -> Iterator[Point]:
     for requests, tokens in sorted({(min(4, most), prefill[0]), (most, prefill[0]), (most, prefill[-1])}):
         for tp in sizes:
             yield Prefill(tp, requests, tokens)
-    if repeat == 0:
-        for tp in sizes:
-            yield Generation(
-                tp,
-                batches[-1] * cfg.ranks // min(sizes),
-                prefill[-1],
-                min(4 * cfg.profile.steps, cfg.rollout.max_response),
-            )
+    for tp in sizes:
+        yield Generation(
+            tp,
+            batches[-1] * cfg.ranks // min(sizes),
+            prefill[-1],
+            min(4 * cfg.profile.steps, cfg.rollout.max_response),
+        )
     shapes = {(batches[0], contexts[0]), (min(4, batches[-1]), contexts[-1]), (batches[-1], contexts[0])}
     for a, b in [(a, b) for a in cfg.tp_sizes for b in cfg.tp_sizes if a < b]:
         for requests, context in sorted(shapes):

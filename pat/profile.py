@@ -31,7 +31,7 @@ from pat.resume import Partial, fingerprint
 
 TOKENS_BEFORE_SWITCH = 10  # tokens that every request has generated when the first switch of a point happens
 STEPS_AFTER_SWITCH = 5  # tokens between two switches of a point
-PREFILLS, PREFILL_S = 12, 1.0  # a prefill is measured so often in a repeat, or as often as goes into so many seconds
+PREFILLS, PREFILL_S = 12, 0.4  # a prefill is measured so often in a repeat, or as often as goes into so many seconds
 POLL_S = 0.005
 SETTLE_S = 0.03  # a rank notes its last step just after the answer has left it
 CODE = ("layout.py", "seam.py", "profile.py", "points.py", "engine/**/*.py")  # samples of other code are not continued

@@ -41,9 +41,9 @@ def test_what_has_replicas_is_rebalanced():
     assert min(point.requests for point in found) >= 2
 
 
-def test_a_generation_at_each_size_once_with_unlike_requests():
+def test_a_generation_at_each_size_in_every_repeat_with_unlike_requests():
     found = [point for repeat in (0, 1) for point in points(config(), repeat) if isinstance(point, Generation)]
-    assert [point.tp for point in found] == [1, 2, 4]
+    assert [point.tp for point in found] == [1, 2, 4, 4, 2, 1]
     assert {point.requests for point in found} == {8 * 4}  # as many as all replicas are profiled with
     assert spread(64, 8, 8) == [8, 16, 24, 32, 40, 48, 56, 64]
     assert spread(100, 6, 2) == [50, 50, 50, 100, 100, 100]
