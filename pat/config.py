@@ -217,6 +217,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "profile": (*_ENGINE, "profile", "rollout.max_prompt", "rollout.max_response", "rollout.kv_tokens"),
     "predictor": (),
     "train": _TRAIN,
+    "train-threshold": (*_TRAIN, "policy.kv"),
     "train-pat": (*_TRAIN, "policy"),
     "simulate": (
         "ranks",
@@ -238,7 +239,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 
 def sections(stage: str) -> tuple[str, ...]:
     """Dotted keys that ``stage`` (``train-ARM`` for an arm) reads."""
-    return SECTIONS[stage] if stage in SECTIONS else SECTIONS[stage.partition("-")[0]]
+    return SECTIONS[max((known for known in SECTIONS if stage.startswith(known)), key=len, default=stage)]
 
 
 def _subset(name: str, model: type[BaseModel], keys: Iterable[str]) -> type[Section]:

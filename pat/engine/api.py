@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import os
 import shutil
@@ -90,6 +91,7 @@ class Engine(Unsupported, WeightUpdates, Switching, sg.Engine):
         except BaseException as error:
             self.watch.settle()
             self._clean_up()
+            atexit.unregister(self.shutdown)  # SGLang's; at exit it would end what has been started since
             if self.watch.death is not None and isinstance(error, Exception):
                 raise EngineDead(str(self.watch.death)) from error
             raise
@@ -154,10 +156,13 @@ class Engine(Unsupported, WeightUpdates, Switching, sg.Engine):
             return await self.controller.alongside(super().async_generate(*args, **kwargs))
         return await super().async_generate(*args, **kwargs)
 
-    async def begin_iteration(self) -> None:
-        """A generation stage starts: take the layout that the policy wants before the first request."""
+    async def begin_iteration(self, requests: int | None = None) -> None:
+        """A generation stage starts: take the layout that the policy wants before the first request.
+
+        requests: as many will come, if that is known; the policy is not asked again before the last one.
+        """
         if self.controller:
-            self.controller.begin()
+            self.controller.begin(requests)
             decision = self.controller.policy.decide(self.controller.state(self.live_rows()))
             if decision.tp != self.layout.tp:
                 await self.async_switch(decision.tp)
@@ -180,6 +185,11 @@ class Engine(Unsupported, WeightUpdates, Switching, sg.Engine):
     def in_flight(self) -> int:
         """Requests without an answer, those included that no rank has seen yet: a rank reads between steps only."""
         return len(self.tokenizer_manager.rid_to_state)
+
+    @property
+    def sent(self) -> int:
+        """Requests that have been sent to the ranks since the engine started."""
+        return self.tokenizer_manager.sent
 
     @property
     def paused(self) -> bool:
@@ -225,12 +235,18 @@ class Engine(Unsupported, WeightUpdates, Switching, sg.Engine):
         try:
             sg.shutdown(self, self.watch.end_processes)
         finally:
-            self._clean_up()
+            left = self._clean_up()
+        if left:
+            raise RuntimeError(
+                f"processes of the engine live on, {watch.END_S:g} s after they were killed: pids {left}"
+            )
 
-    def _clean_up(self) -> None:
+    def _clean_up(self) -> list[int]:
+        """Processes that could not be ended, by pid."""
         self.watch.close()
-        self.watch.end_processes()
+        left = self.watch.end_processes()
         shutil.rmtree(self.settings.path, ignore_errors=True)
+        return left
 
 
 def _guess_costs(config: dict, dtype: str | None) -> KvCosts:

@@ -33,8 +33,9 @@ class Controller:
         self.task: asyncio.Task | None = None
         self.begin()
 
-    def begin(self) -> None:
-        """A new generation stage."""
+    def begin(self, requests: int | None = None) -> None:
+        """A new generation stage, of so many requests if that is known."""
+        self._awaited = self.engine.sent + requests if requests else 0
         self.decision_s: list[float] = []  # what each decision took, seconds
         self._reset_limits()
 
@@ -98,7 +99,9 @@ class Controller:
         if not live:
             self._reset_limits()
             return False
-        if arriving or live < self.engine.in_flight or self._given_up:  # a batch is still coming in
+        if arriving or live < self.engine.in_flight or self.engine.sent < self._awaited:  # a batch is still coming in
+            return False
+        if self._given_up:
             return False
         if time.perf_counter() < self._rests_until:
             return False

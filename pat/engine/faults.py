@@ -1,7 +1,7 @@
 """Faults on demand: what an engine does when a rank fails in the middle of a switch can be tried, by tests and users.
 
 A file ``fault`` in the engine's shared folder says which rank is struck, in which phase and how; it is read at each
-phase and strikes once.
+phase, the end of a rank's start ("start") among them, and strikes once.
 
     engine.settings.path.joinpath("fault").write_text('{"rank": 1, "phase": "move", "kind": "exception"}')
 """

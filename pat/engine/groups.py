@@ -70,7 +70,10 @@ class Groups:
             device.connect(group.device_group)
 
     def started(self, deadline_s: float) -> None:
-        """All ranks are ready: from now on no collective on the devices may take longer than ``deadline_s``."""
+        """All ranks are ready: from now on torch's collectives on the devices take at most ``deadline_s``.
+
+        The exchange of KV is one. Custom all-reduce and what is in CUDA graphs is not torch's, and has no deadline.
+        """
         for group in {id(g): g for g in (self.world, *map(self.tp_group, self.topology))}.values():
             sg.set_group_timeout(timedelta(seconds=deadline_s), group.device_group)
 

@@ -220,7 +220,14 @@ RUNNER = ("model", "sampler", "server_args", "token_to_kv_pool", "model_config",
 POOL = ("k_buffer", "v_buffer", "size", "head_num", "row_dim", "v_row_dim", "head_dim", "v_head_dim", "kv_cache_layout")
 
 seam = Seam("sglang", "0.5.23", NAMES, METHODS)
-check, path = seam.check, seam.path
+path = seam.path
+
+
+def check() -> None:
+    """Raise SeamError if anything that PAT uses of SGLang is not as expected."""
+    seam.check()
+    if "kill_process_tree" not in seam.get("Engine").shutdown.__code__.co_names:
+        raise SeamError(f"SGLang's Engine.shutdown calls no kill_process_tree: install sglang=={seam.written_for}")
 
 
 def check_scheduler(scheduler) -> None:
@@ -231,13 +238,8 @@ def check_scheduler(scheduler) -> None:
 
 
 def shutdown(engine, end_processes: Callable[[], None]) -> None:
-    """SGLang's ``Engine.shutdown``, with ``end_processes`` where it would kill all children of this process.
-
-    SeamError if it does not do that any more.
-    """
+    """SGLang's ``Engine.shutdown``, with ``end_processes`` where it would kill all children of this process."""
     original = seam.get("Engine").shutdown
-    if "kill_process_tree" not in original.__code__.co_names:
-        raise SeamError(f"SGLang's Engine.shutdown calls no kill_process_tree: install sglang=={seam.written_for}")
     names = original.__globals__ | {"kill_process_tree": lambda *_, **__: end_processes()}
     FunctionType(original.__code__, names, closure=original.__closure__)(engine)
 

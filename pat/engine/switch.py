@@ -19,6 +19,7 @@ from pat.engine import requests as unfinished
 from pat.engine import sglang_api as sg
 from pat.engine.board import Board
 from pat.engine.errors import SwitchError
+from pat.engine.faults import Faults
 from pat.engine.groups import Groups
 from pat.engine.kv import Exchange, Move, Pool
 from pat.engine.requests import Placed, Unfinished
@@ -58,6 +59,7 @@ class Switcher:
         self.epoch, self._record = 0, None
         kv_heads = self.runner.model_config.get_total_num_kv_heads()
         # Each rank has sized its pool by what was free on its device; in a replica all must decide alike.
+        Faults(settings.path, groups.rank).strike("start")
         tokens = torch.tensor(scheduler.token_to_kv_pool_allocator.size)
         dist.all_reduce(tokens, dist.ReduceOp.MIN, group=groups.start)
         self.pool = Pool(self.runner.token_to_kv_pool, scheduler.token_to_kv_pool_allocator, kv_heads, int(tokens))

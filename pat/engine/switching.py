@@ -95,7 +95,8 @@ class Switching:
                     await asyncio.sleep(1e-3)
         except TimeoutError:
             silent = [rank for rank, board in enumerate(self.boards) if board.epoch < epoch]
-            self.watch.declare_dead(f"switch to tp {tp}: ranks {silent} did not answer within {deadline_s:.0f} s")
+            reason = f"switch to tp {tp}: ranks {silent} did not answer within {deadline_s:.0f} s"
+            await asyncio.to_thread(self.watch.declare_dead, reason)  # others who wait are told meanwhile
             self.watch.check()
         if not all(done):
             raise SwitchUndone(f"switch to tp {tp} was undone: {self.boards[0].read_switch()['error']}")

@@ -30,6 +30,7 @@ class TokenizerManager(sg.TokenizerManager):
     ) -> None:
         self.watch, self.at_base = watch, at_base
         self.released: set[str] = set()  # kinds of memory that the ranks have given back
+        self.sent = 0  # requests that went to the ranks, ever
         super().__init__(server_args, port_args)
 
     # --- what waits ends with the engine -------------------------------------------------------------------
@@ -56,16 +57,17 @@ class TokenizerManager(sg.TokenizerManager):
 
     def _dispatch_to_scheduler(self, obj) -> None:
         self.watch.check()
-        self._check_work(obj)
+        self._note_work(obj)
         super()._dispatch_to_scheduler(obj)
 
-    def _check_work(self, obj) -> None:
-        """A request may have waited here while memory was released."""
+    def _note_work(self, obj) -> None:
+        """Count requests. One may have waited here while memory was released."""
         if "Tokenized" in type(obj).__name__:
             self.check_memory()
+            self.sent += len(getattr(obj, "batch", [obj]))
 
     async def _async_dispatch_to_scheduler(self, obj) -> None:
-        self._check_work(obj)
+        self._note_work(obj)
         await self.watch.outlive(super()._async_dispatch_to_scheduler(obj))
 
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
@@ -77,7 +79,8 @@ class TokenizerManager(sg.TokenizerManager):
             await super().handle_loop()
         except Exception as error:  # SGLang would end this process, which is the user's
             log.exception("PAT: reading the answers of the engine's processes failed")
-            self.watch.declare_dead(f"reading the answers of its processes failed: {type(error).__name__}: {error}")
+            reason = f"reading the answers of its processes failed: {type(error).__name__}: {error}"
+            await asyncio.to_thread(self.watch.declare_dead, reason)
 
     def auto_create_handle_loop(self) -> None:
         if self.event_loop not in (None, asyncio.get_running_loop()):

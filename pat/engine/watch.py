@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import ctypes
 import logging
+import math
 import multiprocessing
 import os
 import signal
@@ -37,6 +38,7 @@ CONTROLLER = "the data-parallel controller"
 T = TypeVar("T")
 
 _watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+_last_end = -math.inf  # time.monotonic() at which an engine of this process died or was shut down
 
 
 def ring_all() -> None:
@@ -117,33 +119,49 @@ class Watch:
                 self._waiting.discard(work)
 
     def declare_dead(self, reason: str) -> None:
-        """End all calls that wait with EngineDead, and every process of the engine; from any thread, once."""
+        """End all calls that wait with EngineDead, and every process of the engine; from any thread, once.
+
+        It waits for these processes; an event loop that calls it in a thread can tell its callers at once.
+        """
         with self._lock:
             if self.death is not None:
                 return
             self.death = EngineDead(f"the engine is dead: {reason}")
             waiting = list(self._waiting)
+        _note_end()
         log.error("PAT: %s", self.death)
         for work in waiting:
             with contextlib.suppress(RuntimeError):  # its loop is closed: nobody waits
                 work.get_loop().call_soon_threadsafe(work.cancel)
-        self.end_processes()
+        if left := self.end_processes():
+            log.error("PAT: processes of the dead engine live on, %g s after they were killed: pids %s", END_S, left)
 
     # --- processes -----------------------------------------------------------------------------------------
-    def end_processes(self) -> None:
-        """Kill whatever the engine has started, and what that has, and wait until it is gone."""
-        self._find_members()
-        members = [process for process in self._members.values() if process is not None]
-        for each in members + [child for member in members for child in _children(member)]:
-            with contextlib.suppress(psutil.Error):
-                each.kill()
+    def end_processes(self) -> list[int]:
+        """Kill whatever the engine has started, and what that has, and wait until it is gone.
+
+        Returns the pids of those that are not within END_S.
+        """
+        deadline = time.monotonic() + END_S
         # While they are being started SGLang alone knows them; later on our user may have started others.
         ours = list(self._started.values()) or set(multiprocessing.active_children()) - self._before
         for child in ours:
             child.kill()
-            child.join(END_S)
-        deadline = time.monotonic() + END_S
-        while any(_lives(process) for process in self._members.values()) and time.monotonic() < deadline:
+        family: dict[int, psutil.Process] = {}
+        while True:
+            self._find_members()  # in each round, since one that was being started may show itself late
+            members = [process for process in self._members.values() if process is not None]
+            for each in members + [child for member in members for child in _children(member)]:
+                if each.pid not in family:
+                    family[each.pid] = each
+                    with contextlib.suppress(psutil.Error):
+                        each.kill()
+            for child in ours:
+                child.join(0)  # reap it
+            left = [pid for pid, process in family.items() if _lives(process)]
+            left += [child.pid for child in ours if child.is_alive() and child.pid not in left]
+            if not left or time.monotonic() > deadline:
+                return left
             time.sleep(POLL_S / 20)
 
     def settle(self) -> None:
@@ -154,6 +172,8 @@ class Watch:
 
     def close(self) -> None:
         """Watch no more: the processes are about to be ended on purpose."""
+        if not self._closed:
+            _note_end()
         self._closed = True
         _watches.discard(self)
         self._alarm.set()
@@ -164,7 +184,8 @@ class Watch:
         while not self._closed and self.death is None:
             rung = self._alarm.wait(POLL_S)
             self._alarm.clear()
-            deadline = time.monotonic() + (SIGNAL_S if rung else 0)
+            now = time.monotonic()
+            deadline = now + (SIGNAL_S if rung else 0)
             while not self._closed and not (ended := self._ended()) and time.monotonic() < deadline:
                 time.sleep(POLL_S / 4)
             if self._closed:
@@ -174,7 +195,7 @@ class Watch:
                 ended = dict.fromkeys(ended + self._ended())  # the first ones first
                 if not self._closed:
                     self.declare_dead(str(culprit([self._ending(pid) for pid in ended])))
-            elif rung and not any(watch.death for watch in _watches):
+            elif rung and _last_end < now - SIGNAL_S:  # else it was about another engine
                 self.declare_dead("a process of SGLang reported a failure (SIGQUIT); SGLang's log says which")
 
     def _find_members(self) -> None:
@@ -201,6 +222,11 @@ class Watch:
         name = f"rank {ranks[pid]}" if pid in ranks else self._names.get(pid, "a process of SGLang")
         exitcode = self._started[pid].exitcode if pid in self._started else None
         return Ending.of(name, pid, pid in ranks, self.folder, exitcode)
+
+
+def _note_end() -> None:
+    global _last_end
+    _last_end = time.monotonic()
 
 
 def _process(pid: int) -> psutil.Process | None:

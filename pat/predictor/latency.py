@@ -18,6 +18,9 @@ SAMPLES_PER_DOUBLING = 4
 MIN_SHARE = 0.5
 # So many prefill steps of a shape make its median as good as any.
 ENOUGH = 4
+# With fewer cached lengths of a request (octaves, of more than a few tokens) a kernel's square could not be told from
+# the causal scores.
+CACHED_LENGTHS, FEW_CACHED = 2, 16
 # A tp with this many shapes gets what few samples cannot bear: prefill a curve of the length of a request; decode a
 # surface, if a sum of two curves misses one in ten of them by more than this.
 DENSE_SHAPES, SUM_ERROR = 250, 0.04
@@ -138,6 +141,9 @@ class PrefillModel:
             requests, tokens, prefix, seconds = (shapes[name].to_numpy() for name in columns)
             knots = doubling_knots(tokens)
             others = np.stack(_loads(requests, tokens, prefix), axis=1)
+            cached = prefix / requests
+            if len(np.unique(np.round(np.log2(cached[cached >= FEW_CACHED])))) < CACHED_LENGTHS:
+                others[:, -1] = 0.0
             features = [np.ones((len(tokens), 1)), increments(tokens, knots), others]
             segments, lengths = len(knots) - 1, octaves(tokens / requests)
             if len(shapes) >= DENSE_SHAPES:

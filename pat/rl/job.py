@@ -118,6 +118,8 @@ def rollout_settings(cfg, experiment: Path, arm: str, out: Path) -> dict[str, An
         "kv_tokens": rollout.kv_tokens,
         "log": (out / "rollout").absolute(),
     }
+    if arm.startswith("threshold"):
+        settings["kv"] = cfg.policy.kv
     if arm == "pat":
         settings |= cfg.policy.model_dump()
         settings["predictor"] = (experiment / "predictor" / "model.json").absolute()

@@ -148,7 +148,7 @@ class Server:
         self._begin(self.global_steps if global_steps is None else global_steps)
         if not self._started:
             self._relearn()
-        await self.engine.begin_iteration()
+        await self.engine.begin_iteration(self.settings.requests)
 
     def _relearn(self) -> None:
         """Show the policy what earlier iterations generated here, if a training goes on from a checkpoint."""

@@ -20,6 +20,7 @@ class Engine:
 
     max_new_tokens = 64
     in_flight = 0  # requests without an answer, as the main process counts them
+    sent = 7  # requests that it has sent to the ranks, ever
     paused = False
 
     def __init__(self, looks, steps_follow_layout=False, switch_with=None):
@@ -131,6 +132,21 @@ def lives(*counts):
 def test_the_policy_is_asked_after_arrivals_and_at_finishes(looks, decided):
     _, policy, _ = play(looks)
     assert policy.looks == decided
+
+
+def test_the_policy_is_not_asked_before_all_requests_that_were_announced_have_come():
+    async def announced(controller):
+        engine, policy = controller.engine, controller.policy
+        controller.begin(6)
+        for sent, look in ((11, 3), (13, 9)):  # a gap between arrivals, in which some decode already
+            engine.sent, asked = sent, len(policy.looks)
+            engine.looks = lives(4, 4, 4, 6, 6, 6)
+            engine.look = -1 if look == 3 else 2
+            engine.ended.clear()
+            await asyncio.wait_for(engine.ended.wait(), DEADLINE_S)
+            assert (len(policy.looks) > asked) == (sent == 13)
+
+    play(lives(0, 0), then=announced)
 
 
 def test_the_policy_is_asked_every_few_steps():

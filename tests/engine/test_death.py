@@ -1,6 +1,7 @@
 """A process of the engine that ends is an error for whoever waits, in time, and never a wait for ever."""
 
 import asyncio
+import atexit
 import os
 import signal
 import subprocess
@@ -79,28 +80,39 @@ def test_a_killed_rank_ends_a_blocking_call_and_all_later_ones(victim):
             call()
 
 
-def test_a_rank_that_starts_late_is_waited_for_beyond_the_deadline_of_a_switch(model_folder, monkeypatch):
-    late = []
+def stop_for_a_while(folder):
+    """Rank 1, as soon as it is there: before the ranks have met."""
+    while not (folder / "board.1").exists() or not (pid := Board.open(folder, 1).pid):
+        time.sleep(0.001)
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(6)
+    os.kill(pid, signal.SIGCONT)
 
-    def delay(folder):
-        while not (folder / "board.1").exists() or not (pid := Board.open(folder, 1).pid):
-            time.sleep(0.001)
-        os.kill(pid, signal.SIGSTOP)
-        time.sleep(6)
-        os.kill(pid, signal.SIGCONT)
-        late.append(pid)
+
+def delay_at_the_end(folder):
+    """Rank 1, when the others have their weights and wait for it."""
+    (folder / "fault").write_text('{"rank": 1, "phase": "start", "kind": "delay", "seconds": 6}')
+
+
+@pytest.mark.parametrize("late", [stop_for_a_while, delay_at_the_end])
+def test_a_rank_that_starts_late_is_waited_for_beyond_the_deadline_of_a_switch(model_folder, monkeypatch, late):
+    begun = []
 
     def folder(name):
         made = shared_folder(name)
-        threading.Thread(target=delay, args=(made,), daemon=True).start()
+        begun.append(threading.Thread(target=late, args=(made,), daemon=True))
+        begun[0].start()
         return made
 
     monkeypatch.setattr(api, "shared_folder", folder)
+    begin = time.monotonic()
     engine = start(model_folder("qwen3"), tp_sizes=(1, 2), max_total_tokens=1024, deadline_s=2.0)
     try:
-        assert late == [engine.boards[1].pid]
+        assert not begun[0].is_alive()
+        assert time.monotonic() - begin > 6
         output = engine.generate(input_ids=[5, 6, 7], sampling_params=LONG | {"max_new_tokens": 8})
         assert len(output["output_ids"]) == 8
+        assert not (engine.settings.path / "fault").exists()
     finally:
         engine.shutdown()
 
@@ -175,11 +187,13 @@ def test_a_failing_scheduler_ends_its_engine_and_not_its_users_process(victim):
 
 
 @pytest.mark.parametrize("which", ["rank", "controller"])
-def test_a_process_that_ends_while_the_engine_starts(model_folder, which):
+def test_a_process_that_ends_while_the_engine_starts(model_folder, monkeypatch, which):
     """The pids of SGLang's processes are known from what the plugin leaves as soon as it is loaded."""
-    from pat.engine import api
-
     folders, before = [], api.shared_folder
+    forgotten, unregister = [], atexit.unregister
+    monkeypatch.setattr(
+        atexit, "unregister", lambda function: (forgotten.append(function.__name__), unregister(function))
+    )
 
     def shared_folder(purpose):
         folders.append(before(purpose))
@@ -205,5 +219,6 @@ def test_a_process_that_ends_while_the_engine_starts(model_folder, which):
         api.shared_folder = before
     assert time.monotonic() - killed[0] < 15
     assert not folders[0].exists()
+    assert "shutdown" in forgotten  # at exit it would end what its user has started since
     left = [p for p in psutil.Process().children(recursive=True) if "sglang" in p.name()]
     assert not psutil.wait_procs(left, timeout=10)[1]

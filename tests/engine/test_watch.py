@@ -1,6 +1,7 @@
 """What an engine's callers learn when one of its processes ends; the processes here are idle ones."""
 
 import asyncio
+import math
 import multiprocessing
 import os
 import signal
@@ -165,6 +166,7 @@ def test_results_errors_and_cancellations_pass(idle):
 def test_a_signal_without_an_ending_is_told_as_such(idle, monkeypatch):
     watch, _ = idle
     monkeypatch.setattr(module, "SIGNAL_S", 0.3)
+    monkeypatch.setattr(module, "_last_end", -math.inf)
     before = signal.getsignal(signal.SIGQUIT)
     module.take_sigquit()
     try:
@@ -172,6 +174,24 @@ def test_a_signal_without_an_ending_is_told_as_such(idle, monkeypatch):
         assert "SIGQUIT" in asyncio.run(fails(watch, asyncio.sleep(60)))
     finally:
         signal.signal(signal.SIGQUIT, before)
+
+
+def test_a_signal_of_an_engine_that_has_died_and_is_gone_does_not_end_another(idle, tmp_path, monkeypatch):
+    watch, (rank, other) = idle
+    monkeypatch.setattr(module, "SIGNAL_S", 1.0)
+    monkeypatch.setattr(module, "_last_end", -math.inf)
+    folder = tmp_path / "failing"
+    folder.mkdir()
+    failing = Watch(folder, [])
+    try:
+        module.ring_all()
+        failing.declare_dead("its rank failed")
+        failing.close()
+        time.sleep(2.0)
+        assert watch.death is None
+        assert (rank.poll(), other.poll()) == (None, None)
+    finally:
+        failing.close()
 
 
 def test_after_a_signal_the_process_that_ended_is_named(idle):
