@@ -169,7 +169,7 @@ EDITS: dict[str, Callable[[Path], Path | None]] = {
     "`train.lr`": settings("lr: 1.0e-6", "lr: 2.0e-6"),
     "`policy.margin`, which only the arm `pat` reads": settings("margin: 0.1", "margin: 0.2"),
     "`arms`, `tp2` added": another_arm,
-    "`profile.batches`": settings("batches: [1, 2, 4, 8]", "batches: [1, 8]"),
+    "`profile.batches`": settings("batches: [1, 2, 3, 4, 8]", "batches: [1, 8]"),
     "`simulate.nodes`": settings("smollm2-gsm: {}", "smollm2-gsm: {simulate: {nodes: 4}}"),
     "`report.title`": settings("title: SmolLM2", "title: A look at SmolLM2"),
     "`pat/engine/kv.py`": code("pat/engine/kv.py"),
