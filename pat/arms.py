@@ -38,7 +38,10 @@ def from_config(arm: str, tp_sizes: Sequence[int], policy_cfg: Mapping[str, Any]
     if arm != "pat":
         return Static(int(arm.removeprefix("tp")), kv=simple)
     if predictor is None:
-        raise ValueError("arm 'pat' needs a predictor: run the predictor stage first")
+        raise ValueError(
+            "arm 'pat' needs a predictor: run the predictor stage first; in a verl job of your own set "
+            "actor_rollout_ref.rollout.custom.pat.predictor to the model.json that it wrote"
+        )
     # Here, since predicting takes SciPy, which a file of settings is checked without.
     from pat.predictive import Predictive
     from pat.predictor import Predictor

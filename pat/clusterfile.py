@@ -16,7 +16,6 @@ from pat.problems import ConfigError, Problem, shown, translate
 
 VARIABLE = "PAT_CLUSTER"
 DEFAULT = Path("config/cluster.yaml")
-OTHER_GB = 8  # memory of a job that needs no GPU
 Requirements = Literal["cpu", "cuda"]
 
 
@@ -41,6 +40,10 @@ class Cluster(Section):
     """Whether profile and training have their nodes to themselves. They are timed, so others there would show."""
     memory_gb_per_rank: Positive = 16
     """Memory of a node that profile and training ask for, for each rank on it; gigabytes."""
+    memory_gb: Positive = 16
+    """Memory of a job that needs no GPU. assets loads a checkpoint of one's own whole, in model.dtype; gigabytes."""
+    cpus_per_rank: Positive = 1
+    """CPUs of a node that profile and training ask for, for each rank on it; with GPUs rather each one's share."""
     requirements: Requirements = "cuda"
     """Which packages the jobs must find: those of envs/cuda.txt or of envs/cpu.txt."""
     modules: tuple[Text, ...] = ()
@@ -90,8 +93,12 @@ def _checks(cluster: Cluster) -> Iterator[Problem]:
 def request(cluster: Cluster, ranks: int, nodes: int = 1) -> dict[str, Any]:
     """Snakemake's resources of a job with ``ranks`` GPUs on each of ``nodes`` nodes; 0 ranks: one that needs no GPU.
 
-    The names are those of snakemake-executor-plugin-slurm 2.8; None leaves a resource out.
+    The names are those of snakemake-executor-plugin-slurm 2.8; None leaves a resource out. Raises ConfigError for
+    several nodes in a container, from which no job of Slurm can be asked to start the others.
     """
+    if cluster.container and nodes > 1:
+        allowed = f"null with train.nodes = {nodes}: training starts Ray on its nodes by srun, which an image has not"
+        raise ConfigError(Problem((f"{path()}: container",), shown(cluster.container), allowed))
     timed = ranks > 0
     options = ["--exclusive"] if timed and cluster.exclusive else []
     asked: dict[str, Any] = {
@@ -101,7 +108,8 @@ def request(cluster: Cluster, ranks: int, nodes: int = 1) -> dict[str, Any]:
         "constraint": cluster.constraint if timed else None,
         "nodes": nodes if nodes > 1 else None,
         "tasks": None,
-        "mem_mb": 1000 * (cluster.memory_gb_per_rank * ranks if timed else OTHER_GB),  # of one node
+        "mem_mb": 1000 * (cluster.memory_gb_per_rank * ranks if timed else cluster.memory_gb),  # of one node
+        "cpus_per_task": cluster.cpus_per_rank * ranks if timed else None,
         "gpu": None,
         "gpu_model": None,
         "gres": None,

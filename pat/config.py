@@ -70,6 +70,8 @@ class Rollout(Section):
     """Size of one rank's KV cache at tp 1, tokens."""
     deadline_s: Annotated[Number, Field(gt=0)] = 900.0
     """Longest that the generation of one iteration may take, seconds; then training fails with the reason."""
+    sglang: dict[str, Any] = {}
+    """Further arguments of sglang.Engine, for the profile and for training: {mem_fraction_static: 0.6}."""
 
 
 class Profile(Section):
@@ -149,8 +151,8 @@ class Lengths(Section):
 
 
 class Simulate(Section):
-    nodes: Positive = 1
-    """Machines of `ranks` ranks that generate together; tp stays inside one."""
+    nodes: Positive | None = None
+    """Machines of `ranks` ranks that generate together; tp stays inside one. null: train.nodes."""
     responses: Positive | None = None
     """Responses of one iteration, on all nodes. null: rollout.prompts x rollout.samples."""
     prompt: Positive | None = None
@@ -214,7 +216,10 @@ _TRAIN = (*_ENGINE, "rollout", "train")
 SECTIONS: dict[str, tuple[str, ...]] = {
     "hardware": (),
     "assets": ("tp_sizes", "seed", "model", "data", "rollout.prompts", "rollout.max_prompt"),
-    "profile": (*_ENGINE, "profile", "rollout.max_prompt", "rollout.max_response", "rollout.kv_tokens"),
+    "profile": (
+        *(*_ENGINE, "profile"),
+        *("rollout.max_prompt", "rollout.max_response", "rollout.kv_tokens", "rollout.sglang"),
+    ),
     "predictor": (),
     "train": _TRAIN,
     "train-threshold": (*_TRAIN, "policy.kv"),
@@ -231,6 +236,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "rollout.max_response",
         "rollout.kv_tokens",
         "rollout.lengths",
+        "train.nodes",
     ),
     "report": ("report", "arms"),
     "tracking": ("tracking",),

@@ -17,6 +17,7 @@ from pat.config import SWITCHED_TOKENS, Config, File
 from pat.model import BUILTIN, PUBLISHED, ModelSpec, UnsupportedModel, heads_for
 from pat.problems import ConfigError, Problem, shown, translate
 
+EXTRAPOLATED = 4  # times the longest profiled context that step times may be extrapolated to without a warning
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -160,10 +161,11 @@ def _rollout(config: Config) -> Iterator[Problem]:
 
 def _simulate(config: Config) -> Iterator[Problem]:
     rollout, simulate, lengths = config.rollout, config.simulate, config.simulate.lengths
-    if simulate.responses is not None and simulate.responses < simulate.nodes:
-        allowed = f"at least simulate.nodes = {simulate.nodes}, one a node"
+    nodes = simulate.nodes or config.train.nodes
+    if simulate.responses is not None and simulate.responses < nodes:
+        allowed = f"at least simulate.nodes = {nodes}, one a node"
         yield Problem(("simulate", "responses"), str(simulate.responses), allowed)
-    elif rollout.prompts * rollout.samples < simulate.nodes and simulate.responses is None:
+    elif rollout.prompts * rollout.samples < nodes and simulate.responses is None:
         allowed = "at least simulate.nodes, or fewer nodes"
         yield Problem(
             ("simulate", "responses"), f"rollout.prompts x samples = {rollout.prompts * rollout.samples}", allowed
@@ -259,3 +261,9 @@ def warnings(config: Config) -> Iterator[str]:
         yield f"ranks: {config.ranks} ranks on {gpus} GPUs; each rank needs its own"
     elif not gpus and config.ranks > cores:
         yield f"ranks: {config.ranks} ranks on {cores} cores; they wait for each other, timings mean little"
+    longest, profiled = config.rollout.max_prompt + config.rollout.max_response, max(config.profile.contexts)
+    if "pat" in config.arms and longest > EXTRAPOLATED * profiled:
+        yield (
+            f"profile.contexts: at most {profiled} of up to {longest} tokens a request are profiled; steps beyond are "
+            "extrapolated. Profile contexts up to the longest, and batches up to what a replica gets"
+        )

@@ -81,7 +81,8 @@ def _requirements(slurm: bool) -> str:
             return "cpu"  # told by _machine
         if not (asked.container or asked.conda):
             return asked.requirements
-    return "cuda" if any(Path("/dev").glob("nvidia[0-9]*")) else "cpu"
+    on_cpu = version("torch").endswith("+cpu")  # as `make env` has it where it can; then GPUs are not used
+    return "cuda" if any(Path("/dev").glob("nvidia[0-9]*")) and not on_cpu else "cpu"
 
 
 def _plugins() -> Iterator[Finding]:

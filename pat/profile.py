@@ -42,17 +42,16 @@ def start_engine(cfg, experiment: Path, requests: int):
     processes.warm()
     from pat.engine.api import Engine
 
-    return Engine(
-        model_path=str(experiment / "model"),
-        ranks=cfg.ranks,
-        tp_sizes=cfg.tp_sizes,
-        dtype=cfg.model.dtype,
-        skip_tokenizer_init=True,
-        max_running_requests=max(64, requests * cfg.ranks),
-        max_total_tokens=cfg.rollout.kv_tokens,
-        random_seed=cfg.seed,
-        log_level="error",
-    )
+    options = {
+        "dtype": cfg.model.dtype,
+        "skip_tokenizer_init": True,
+        "max_running_requests": max(64, requests * cfg.ranks),
+        "max_total_tokens": cfg.rollout.kv_tokens,
+        "random_seed": cfg.seed,
+        "log_level": "error",
+    }
+    model = str(experiment / "model")
+    return Engine(model_path=model, ranks=cfg.ranks, tp_sizes=cfg.tp_sizes, **options | cfg.rollout.sglang)
 
 
 def run(cfg, experiment: Path) -> None:

@@ -80,6 +80,23 @@ def test_a_cluster_of_cpus_is_asked_for_none(tmp_path):
     assert "--cpus-per-task=8" in call
 
 
+def test_memory_and_cpus_are_what_the_file_says(tmp_path):
+    cluster = load(tmp_path, "{memory_gb_per_rank: 64, memory_gb: 48, cpus_per_rank: 12}")
+    timed, other = sbatch(cluster, 8), sbatch(cluster, 0)
+    assert "--mem 512000" in timed
+    assert "--cpus-per-task=96" in timed
+    assert "--mem 48000" in other
+    assert "--cpus-per-task=1" in other
+    assert "--cpus-per-task=8" in sbatch(load(tmp_path, "{}"), 8)
+
+
+def test_several_nodes_do_not_start_from_a_container(tmp_path):
+    cluster = load(tmp_path, "container: /images/pat.sif")
+    clusterfile.request(cluster, 8, 1)
+    with pytest.raises(ConfigError, match=r"container: got '/images/pat.sif'; allowed: null with train.nodes = 2"):
+        clusterfile.request(cluster, 8, 2)
+
+
 def test_partitions(tmp_path):
     both = load(tmp_path, "{partition: gpu, cpu_partition: standard, account: rlhf}")
     assert clusterfile.request(both, 8)["slurm_partition"] == "gpu"
@@ -175,9 +192,9 @@ def test_commands_of_the_docs_work(tmp_path):
     commands = re.findall(r"^ +(snakemake [^\n]+)$", DOCS, re.MULTILINE)
     assert len(commands) == 3
     for command in dict.fromkeys(commands):
-        words = command.replace("my-cluster", "ci").split()
+        words = command.replace("my-experiment", "ci").split()
         words += [] if "--unlock" in words else ["-n"]
         done = subprocess.run([sys.executable, "-m", *words], cwd=folder, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr
     for file in re.findall(r"\b(?:envs|config|tests|workflow)/[\w./-]*\w", DOCS):
-        assert (ROOT / file.replace("my-cluster", "ci")).exists(), file
+        assert (ROOT / file.replace("my-experiment", "ci")).exists(), file

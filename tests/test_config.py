@@ -183,6 +183,24 @@ def test_experiments_differ_only_where_they_say(raw):
     assert configs["a"].model_dump(exclude=changed) == configs["b"].model_dump(exclude=changed)
 
 
+def test_a_profile_far_below_the_longest_response_is_a_warning(raw):
+    def told():
+        config = configfile.parse(raw)["smollm2-gsm"]
+        return [warning for warning in configfile.warnings(config) if warning.startswith("profile.contexts: at most ")]
+
+    assert told() == []
+    raw["rollout"]["max_response"] = 4000
+    assert len(told()) == 1
+    raw["profile"]["contexts"] = [96, 1200]
+    assert told() == []
+
+
+def test_nodes_are_simulated_as_many_as_train(raw):
+    raw["train"]["nodes"], raw["simulate"] = 2, {"responses": 1}
+    with pytest.raises(ConfigError, match=r"simulate.responses: got 1; allowed: at least simulate.nodes = 2"):
+        configfile.parse(raw)
+
+
 def test_more_ranks_than_cores_is_a_warning(raw):
     raw["ranks"], raw["rollout"]["prompts"], raw["data"]["train_size"] = 4096, 4096, 4096
     config = configfile.parse(raw)["smollm2-gsm"]

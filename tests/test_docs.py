@@ -5,6 +5,7 @@ tests fails ``test_every_command_is_tested``.
 """
 
 import itertools
+import json
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import polars as pl
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -37,7 +39,7 @@ class Command(NamedTuple):
     @property
     def words(self) -> list[str]:
         """Without variables; .venv/bin/pat is pat, a configuration of the reader's own one that there is."""
-        text = VARIABLES.sub("", self.text).replace("config/my-cluster.yaml", "config/ci.yaml")
+        text = VARIABLES.sub("", self.text).replace("config/my-experiment.yaml", "config/ci.yaml")
         return shlex.split(text.removeprefix(".venv/bin/"))
 
     @property
@@ -280,7 +282,7 @@ def test_every_link_leads_somewhere(doc, link):
 def test_every_file_and_name_of_the_code_is_there():
     for doc, text in TEXTS.items():
         for path in re.findall(r"`((?:pat|tests|config|workflow|envs|docs)/[\w./-]+)`", text):
-            assert (ROOT / path.replace("my-cluster", "ci")).exists(), f"{doc}: {path}"
+            assert (ROOT / path.replace("my-experiment", "ci")).exists(), f"{doc}: {path}"
         for one, other, path in re.findall(r"`(\w+)`(?: and `(\w+)`)? (?:in|of)\s+`((?:pat|tests)/[\w./-]+)`", text):
             for name in filter(None, (one, other)):
                 assert re.search(rf"\b{name}\b", (ROOT / path).read_text()), f"{doc}: {name} in {path}"
@@ -316,6 +318,23 @@ def test_configuration_snippets_have_no_unknown_key(text):
         configfile.parse(configfile.merge(raw, yaml.safe_load(text)))
     except ConfigError as error:  # values may want others that the snippet does not show
         assert "unknown key" not in str(error)
+
+
+def test_the_example_for_gpus_is_a_whole_configuration(tmp_path, monkeypatch):
+    (text,) = [code for code in fences("docs/training.md", "yaml") if "model:" in code]
+    llama = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 32, "hidden_size": 4096,
+        "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(llama))
+    row = {"data_source": "x", "prompt": [{"role": "user", "content": "?"}], "ability": "a"}
+    row |= {"reward_model": {"style": "rule", "ground_truth": "1"}, "extra_info": {"index": 0}}
+    pl.DataFrame([row]).write_parquet(tmp_path / "prompts.parquet")
+    raw = yaml.safe_load(text)
+    raw["model"]["source"], raw["data"]["source"] = str(tmp_path), str(tmp_path / "prompts.parquet")
+    (config,) = configfile.parse(raw).values()
+    assert [warning for warning in configfile.warnings(config) if not warning.startswith("ranks: ")] == []
 
 
 def test_the_policy_of_extending_switches_when_it_says():

@@ -39,7 +39,7 @@ def _rows(source: str, size: int, seed: int) -> list[dict[str, Any]]:
     if source == "arithmetic":
         return list(_arithmetic(size, seed))
     frame = schema.read(source)
-    return frame.sample(min(size, frame.height), seed=seed, shuffle=True).select(schema.COLUMNS[:-1]).to_dicts()
+    return frame.sample(min(size, frame.height), seed=seed, shuffle=True).to_dicts()
 
 
 def split(
@@ -61,5 +61,5 @@ def split(
         if not part:
             raise ValueError(f"data.source {source} leaves no {name} prompt of at most {max_prompt} tokens")
         for index, row in enumerate(part):
-            row["extra_info"] = {"index": index, "split": name}
+            row["extra_info"] = (row.get("extra_info") or {}) | {"index": index, "split": name}
     return {name: pl.DataFrame(part) for name, part in parts.items()}

@@ -10,17 +10,19 @@ def readmission_s(steps: pl.DataFrame, end: float) -> float:
     """Seconds of prefill that put a switch's requests back to work.
 
     One-token extends if their KV moved, else whole contexts.
-    steps: as ``Engine.steps``; end: when the switch ended, time.monotonic(). On each rank the prefill steps that
-    follow it before the first decode step; the slowest rank counts.
+    steps: as ``Engine.steps``; end: when the switch ended on the last rank, time.monotonic(). On each rank the prefill
+    steps that follow it before the first decode step; the slowest rank counts. Another replica may have begun one a
+    little before that end: what is left of it counts.
     """
-    after = steps.filter(pl.col("start") >= end).sort("start")
+    left = (pl.col("start") + pl.col("seconds") - end).clip(upper_bound=pl.col("seconds"))
+    after = steps.with_columns(left=left).filter(pl.col("left") > 0).sort("start")
     per_rank = (
         after.with_columns(decoding=pl.col("decode").cum_sum().over("rank") > 0)
         .filter(~pl.col("decoding"))
         .group_by("rank")
-        .agg(pl.col("seconds").sum())
+        .agg(pl.col("left").sum())
     )
-    return per_rank["seconds"].max() or 0.0
+    return per_rank["left"].max() or 0.0
 
 
 def steady(rows: np.ndarray) -> np.ndarray:

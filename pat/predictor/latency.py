@@ -26,7 +26,7 @@ CACHED_LENGTHS, FEW_CACHED = 2, 16
 DENSE_SHAPES, SUM_ERROR = 250, 0.04
 SURFACE_SEGMENTS = 7
 # A batch with at least so many shapes, all of them slower than the model by this share, has a bad kernel tile.
-TILE_SHAPES, TILE = 3, 0.08
+TILE_SHAPES, TILE = 2, 0.08
 
 
 @dataclass(frozen=True)

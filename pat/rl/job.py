@@ -39,7 +39,7 @@ def overrides(
         "data.dataloader_num_workers": 0,
         f"{ref}.model.path": model,
         f"{ref}.model.use_remove_padding": False,
-        f"{ref}.model.enable_gradient_checkpointing": False,
+        f"{ref}.model.enable_gradient_checkpointing": environment.has_accelerator(),  # it saves memory, and costs time
         f"+{ref}.model.override_config.attn_implementation": "sdpa",
         f"{actor}.strategy": "fsdp2",
         f"{actor}.optim.lr": train.lr,
@@ -83,6 +83,7 @@ def overrides(
     if not environment.has_accelerator():
         values["trainer.device"] = "cpu"
     values |= {f"{'' if key == 'num_cpus' else '+'}ray_kwargs.ray_init.{key}": value for key, value in ray.items()}
+    values |= {f"+{ref}.rollout.engine_kwargs.sglang.{key}": value for key, value in rollout.sglang.items()}
     settings = rollout_settings(cfg, experiment, arm, out)
     values |= {f"+{ref}.rollout.custom.pat.{key}": value for key, value in settings.items()}
     return values | dict(train.extra)

@@ -45,7 +45,10 @@ class Server:
         )
         options = dict((self.config.engine_kwargs or {}).get("sglang") or {})
         if self.settings.kv_tokens:
-            options["max_total_tokens"] = self.settings.kv_tokens
+            options.setdefault("max_total_tokens", self.settings.kv_tokens)
+        if environment.has_accelerator():  # as verl's own SGLang rollout takes these
+            options.setdefault("mem_fraction_static", self.config.gpu_memory_utilization)
+            options.setdefault("disable_cuda_graph", bool(self.config.enforce_eager))
         # On accelerators training and generation share the memory: each leaves it while the other works.
         self.shares_memory = environment.has_accelerator() and bool(self.config.free_cache_engine)
         if self.shares_memory:
@@ -57,11 +60,13 @@ class Server:
             policy=self.policy,
             max_new_tokens=self.cap,
             dtype=self.config.dtype,
-            skip_tokenizer_init=True,
-            max_running_requests=self.config.max_num_seqs,
-            random_seed=self.settings.seed,
-            log_level="warning",
-            **options,
+            **{
+                "skip_tokenizer_init": True,
+                "max_running_requests": self.config.max_num_seqs,
+                "random_seed": self.settings.seed,
+                "log_level": "warning",
+                **options,
+            },
         )
         self._begin(0)
         self._started = False

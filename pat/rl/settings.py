@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Settings(BaseModel):
-    """Every key has a default, so that ``rollout.name=pat`` alone runs; ``policy: pat`` needs ``predictor``."""
+    """Every key has a default; the policy that is one, pat, needs ``predictor``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -65,7 +65,7 @@ def run(cfg, predictor_path: Path, out_dir: Path) -> None:
         Predictor.load(predictor_path), cfg.ranks, tuple(cfg.tp_sizes), settings.kv_tokens or rollout.kv_tokens
     )
     stage = {
-        "nodes": settings.nodes,
+        "nodes": settings.nodes or cfg.train.nodes,
         "ranks": cfg.ranks,
         "responses": settings.responses or rollout.prompts * rollout.samples,
         "samples": rollout.samples,

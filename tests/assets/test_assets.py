@@ -91,6 +91,21 @@ def test_gsm_symbolic_has_numbers_for_answers_and_no_prompt_twice():
     assert len(set(questions)) == 30
 
 
+def test_own_parquet_keeps_what_a_reward_may_want(tmp_path):
+    path = tmp_path / "own.parquet"
+    own = {"index": 70, "tests": ["assert f(1) == 2"], "level": 3}
+    rows = [
+        data._row("mine", [{"role": "user", "content": str(i)}], "1") | {"extra_info": own, "agent_name": "tool"}
+        for i in range(4)
+    ]
+    pl.DataFrame(rows).write_parquet(path)
+    train = data.split(str(path), 2, 2, seed=0, length=len, max_prompt=10)["train"]
+    assert set(train["agent_name"]) == {"tool"}
+    info = train["extra_info"].to_list()
+    assert [row["index"] for row in info] == [0, 1]
+    assert all((row["tests"], row["level"], row["split"]) == (own["tests"], 3, "train") for row in info)
+
+
 def test_own_parquet_is_drawn_by_seed(tmp_path):
     path = tmp_path / "own.parquet"
     rows = [

@@ -39,7 +39,7 @@ def steps(*rows) -> pl.DataFrame:
 
 def test_readmission_is_the_prefill_between_a_switch_and_the_next_decode_step():
     table = steps(
-        (0, 1, 9.0, 0, 1, 4),  # before the switch
+        (0, 1, 3.0, 0, 1, 4),  # before the switch
         (0, 5, 0.5, 0, 2, 4),
         (0, 6, 0.25, 0, 2, 4),
         (0, 7, 0.1, 1, 2, 4),
@@ -51,6 +51,11 @@ def test_readmission_is_the_prefill_between_a_switch_and_the_next_decode_step():
 def test_the_slowest_rank_counts():
     table = steps((0, 5, 0.5, 0, 1, 2), (1, 5, 2.0, 0, 1, 2), (0, 6, 0.1, 1, 1, 2), (0, 7, 4.0, 0, 1, 2))
     assert readmission_s(table, end=4) == 2.0
+
+
+def test_a_prefill_that_another_replica_began_before_the_last_rank_was_through_counts_from_there():
+    table = steps((1, 4.75, 2.0, 0, 1, 2), (0, 5.5, 0.1, 1, 1, 2), (1, 7, 0.1, 1, 1, 2))
+    assert readmission_s(table, end=5) == 1.75
 
 
 @pytest.mark.parametrize("table", [steps(), steps((0, 1, 2.0, 0, 1, 1)), steps((0, 6, 0.1, 1, 1, 1))])
@@ -72,9 +77,10 @@ def test_readmission_counts_each_rank_by_itself(rows, end):
     total = {0: 0.0, 1: 0.0}
     for rank in total:
         for _, start, seconds, decode, *_ in sorted(row for row in rows if row[0] == rank):
-            if start >= end and decode:
+            left = min(seconds, start + seconds - end)
+            if left > 0 and decode:
                 break
-            total[rank] += seconds if start >= end else 0.0
+            total[rank] += max(left, 0.0)
     assert readmission_s(steps(*rows), end) == max(total.values())
 
 

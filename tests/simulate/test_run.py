@@ -56,7 +56,7 @@ def test_files_without_lengths_are_named(tmp_path):
 def test_the_stage_writes_what_it_says(tmp_path):
     model = tmp_path / "model.json"
     predictor({1: STEPS[1], 2: STEPS[2]}).save(model)
-    changed = {"simulate": {"nodes": 2, "responses": 24, "repeats": 2, "ablations": True}}
+    changed = {"train": {"nodes": 2}, "simulate": {"responses": 24, "repeats": 2, "ablations": True}}
     config = configfile.parse(configfile.merge(configfile.read(ROOT / "config" / "config.yaml"), changed))
     run(schema.stage_config(config["smollm2-gsm"], "simulate"), model, tmp_path / "simulate")
     frame = pl.read_parquet(tmp_path / "simulate" / "arms.parquet")
