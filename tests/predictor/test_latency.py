@@ -109,7 +109,7 @@ def test_a_dense_profile_that_two_curves_describe_gets_no_surface():
 @settings(max_examples=10, deadline=None)
 def test_with_a_surface_more_requests_or_longer_ones_still_cost_more(factors):
     noisy = dense(lambda tp, b, c: gathering_step(tp, b, c) * factors[(b * 7 + c) % 18])
-    model = DecodeModel.fit(noisy)
+    model = replace(DecodeModel.fit(noisy), tiles={})
     assert model.by_both
     batch, length = np.arange(1, 200)[:, None], np.linspace(1, 30_000, 60)[None]
     grid = model.seconds(1, batch, batch * length)
