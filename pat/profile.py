@@ -64,6 +64,7 @@ def run(cfg, experiment: Path) -> None:
     started = time.monotonic()
     todo = [(repeat, point) for repeat in range(cfg.profile.repeats) for point in points(cfg, repeat)]
     partial = Partial(out / "partial.jsonl", fingerprint(cfg.model_dump_json(), experiment / "model", CODE))
+    before_s = partial.seconds
     print(f"profile: starting SGLang on {cfg.ranks} ranks, then {len(todo)} points", flush=True)
     if partial.rows:
         print(f"profile: {len(partial.rows)} of them were measured before an interruption", flush=True)
@@ -74,7 +75,7 @@ def run(cfg, experiment: Path) -> None:
         engine.shutdown()
     for name, frame in tables(partial.rows.values()).items():
         frame.write_parquet(out / f"{name}.parquet")
-    about = {"seconds": time.monotonic() - started + partial.seconds, "hostname": socket.gethostname()}
+    about = {"seconds": time.monotonic() - started + before_s, "hostname": socket.gethostname()}
     (out / "machine.json").write_text(json.dumps(about | provenance.facts(), indent=2) + "\n")
     partial.path.unlink()
 

@@ -30,7 +30,7 @@ def machine(steps=STEPS, cost=MIGRATE, recompute=RECOMPUTE, context=1e-6):
             {tp: Curve((1, 8), seconds) for tp, seconds in steps.items()},
             {tp: Curve((0, 1), (0, context / tp)) for tp in steps},
         ),
-        PrefillModel({tp: Curve((0, 1), (0.05, 0.051)) for tp in steps}, dict.fromkeys(steps, (0, 0, 0, 0))),
+        PrefillModel({tp: Curve((0, 1), (0.05, 0.051)) for tp in steps}, dict.fromkeys(steps, (0, 0, 0, 0, 0))),
         SwitchModel({(a, b, mode): costs[mode] for a, b in pairs for mode in MODES}),
     )
 

@@ -16,6 +16,8 @@ MAX_SEGMENTS = 16
 SAMPLES_PER_DOUBLING = 4
 # A shape with fewer steps than this share of what is usual at its tp is not used.
 MIN_SHARE = 0.5
+# Rows of a tile: prefill steps of other multiples are told apart. One token is a matrix times a vector, see the knots.
+ROWS = 4
 # So many prefill steps of a shape make its median as good as any.
 ENOUGH = 4
 # With fewer cached lengths of a request (octaves, of more than a few tokens) a kernel's square could not be told from
@@ -103,17 +105,20 @@ def _tiles(batch: np.ndarray, seconds: np.ndarray, smooth: np.ndarray) -> dict[i
 
 @dataclass(frozen=True)
 class PrefillModel:
-    """seconds = fixed + a * requests + g(tokens) + b * prefix + c * scores + d * square + h(tokens / requests), by tp.
+    """seconds = fixed + a * requests + g(tokens) + b * prefix + c * scores + d * square + e * ragged + h(length).
 
     scores = tokens * (prefix + tokens / 2) / requests: the score matrix of causal attention, of requests
     that share tokens and prefix equally. square = (prefix + tokens)^2 / (2 * requests): the same of a kernel that
     works out the rows of cached tokens, too (SGLang's torch backend pads the queries to the cached length).
-    h is left out but where the profile is dense: attention kernels of GPUs take longer for one long request than for
-    many short ones with as many tokens, before they are busy.
+    ragged is 1 where tokens are no multiple of ROWS, the rows of a tile of the matrix kernels: then a step takes longer
+    than with the next multiple (MKL's: by a sixth for few tokens). h(tokens / requests) is left out but where the
+    profile is dense: attention kernels of GPUs take longer for one long request than for many short ones with as many
+    tokens, before they are busy. So but for ragged a step never gets cheaper with more tokens.
     """
 
     by_tokens: dict[int, Curve]  # includes the fixed part
-    rates: dict[int, tuple[float, float, float, float]]  # seconds per request, cached token, score, entry of square
+    # seconds per request, cached token, score, entry of square, and of a ragged step
+    rates: dict[int, tuple[float, float, float, float, float]]
     by_length: dict[int, Curve] = field(default_factory=dict)  # of new tokens of a request
 
     @property
@@ -143,7 +148,7 @@ class PrefillModel:
             others = np.stack(_loads(requests, tokens, prefix), axis=1)
             cached = prefix / requests
             if len(np.unique(np.round(np.log2(cached[cached >= FEW_CACHED])))) < CACHED_LENGTHS:
-                others[:, -1] = 0.0
+                others[:, 3] = 0.0
             features = [np.ones((len(tokens), 1)), increments(tokens, knots), others]
             segments, lengths = len(knots) - 1, octaves(tokens / requests)
             if len(shapes) >= DENSE_SHAPES:
@@ -161,10 +166,11 @@ class PrefillModel:
 
 
 def _loads(requests: np.ndarray, tokens: np.ndarray, prefix: np.ndarray) -> tuple[np.ndarray, ...]:
-    """What a prefill step costs in proportion to: requests, cached tokens, scores and square of `PrefillModel`."""
+    """What a prefill step costs in proportion to: requests, cached tokens, scores, square, ragged of `PrefillModel`."""
     requests, tokens, prefix = (np.asarray(values, float) for values in (requests, tokens, prefix))
     count = np.maximum(requests, 1)
-    return requests, prefix, tokens * (prefix + tokens / 2) / count, (prefix + tokens) ** 2 / (2 * count)
+    ragged = np.where(tokens % ROWS, 1.0, 0.0)
+    return requests, prefix, tokens * (prefix + tokens / 2) / count, (prefix + tokens) ** 2 / (2 * count), ragged
 
 
 def decode_shapes(samples: pl.DataFrame) -> pl.DataFrame:

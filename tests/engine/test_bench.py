@@ -25,7 +25,7 @@ MACHINE = Machine(
             {tp: Curve((0.0,), (s,)) for tp, s in STEP_S.items()}, {tp: Curve((0.0,), (0.0,)) for tp in STEP_S}
         ),
         PrefillModel(
-            {tp: Curve((0.0,), (s,)) for tp, s in STEP_S.items()}, dict.fromkeys(STEP_S, (0.0, 0.0, 0.0, 0.0))
+            {tp: Curve((0.0,), (s,)) for tp, s in STEP_S.items()}, dict.fromkeys(STEP_S, (0.0, 0.0, 0.0, 0.0, 0.0))
         ),
         SwitchModel({(1, 2, "migrate"): SwitchCost(0.05, 0.0, 0.0), (2, 1, "migrate"): SwitchCost(0.05, 0.0, 0.0)}),
     ),

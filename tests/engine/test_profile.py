@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 
 import polars as pl
 import psutil
@@ -65,8 +66,10 @@ def test_a_killed_profile_goes_on_where_it_was(experiment):
     assert len(before) >= 6
     assert not (experiment / "profile" / "decode.parquet").exists()
 
+    begin = time.monotonic()
     process = start(experiment)
     output, _ = process.communicate(timeout=DEADLINE_S)
+    most = time.monotonic() - begin + sum(row["seconds"] for row in before)
     assert process.returncode == 0, output
     assert f"{len(before)} of them were measured before" in output
     assert f"profile [{len(before)}/" not in output
@@ -86,4 +89,4 @@ def test_a_killed_profile_goes_on_where_it_was(experiment):
         (a, b, mode) for a, b in ((1, 2), (2, 1), (1, 1)) for mode in ("migrate", "recompute")
     }
     assert {1, 2} <= set(found["decode"]["batch"])
-    assert json.loads((experiment / "profile" / "machine.json").read_text())["seconds"] > 0
+    assert json.loads((experiment / "profile" / "machine.json").read_text())["seconds"] < most

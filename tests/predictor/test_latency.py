@@ -148,6 +148,7 @@ def test_prefill_recovers_a_machine(prefill):
 
 @given(st.integers(1, 8), st.integers(1, 4000), st.integers(0, 4000), st.integers(1, 500))
 def test_prefill_grows_with_tokens_and_prefix(prefill, requests, tokens, prefix, more):
+    prefill = replace(prefill, rates={1: (*prefill.rates[1][:4], 0.0)})  # but for tiles
     now = prefill.seconds(1, requests, tokens, prefix)
     assert prefill.seconds(1, requests, tokens + more, prefix) >= now
     assert prefill.seconds(1, requests, tokens, prefix + more) >= now
@@ -176,4 +177,14 @@ def test_prefill_follows_a_step_at_few_tokens():
     cached = [(r, r, r * p) for r, p in itertools.product((1, 2, 3, 4, 8, 16, 32), (16, 63, 128, 255, 575))]
     model = fit_prefill(step, [*cached, *((1, tokens, 0) for tokens in (64, 100, 128, 256, 576))])
     for shape in [(1, 1, 300), (2, 2, 200), (4, 4, 1000), (24, 24, 2400), (1, 200, 0)]:
+        assert model.seconds(1, *shape) == pytest.approx(step(*shape), rel=0.03)
+
+
+def test_prefill_that_does_not_fill_the_tiles_takes_longer():
+    def step(requests, tokens, prefix):
+        return 0.02 + (0.004 if tokens % 4 else 0.0) + 5e-4 * tokens + 1e-6 * prefix
+
+    cached = [(r, r, r * p) for r, p in itertools.product((2, 3, 4, 7, 8, 15, 16, 31, 32), (63, 255))]
+    model = fit_prefill(step, [*cached, *((1, tokens, 0) for tokens in (63, 64, 127, 128, 255, 256))])
+    for shape in [(5, 5, 400), (6, 6, 600), (12, 12, 1200), (20, 20, 2000), (1, 100, 0), (1, 90, 0)]:
         assert model.seconds(1, *shape) == pytest.approx(step(*shape), rel=0.03)

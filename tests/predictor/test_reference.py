@@ -108,7 +108,7 @@ def test_the_fit_reproduces_published_decode_steps_too():
 @installed
 def test_a_fit_with_a_surface_is_saved_and_loaded(tmp_path):
     ref = machine("Llama-3.1-8B", "a100_sxm")
-    prefill = PrefillModel({1: Curve((0, 1), (0.1, 0.2))}, {1: (0.0, 0.0, 0.0, 0.0)})
+    prefill = PrefillModel({1: Curve((0, 1), (0.1, 0.2))}, {1: (0.0, 0.0, 0.0, 0.0, 0.0)})
     saved = Predictor(DecodeModel.fit(reference.decode_table(ref, LONGEST)), prefill, SwitchModel({}))
     assert saved.decode.by_both  # its attention kernel is slow for few long requests
     saved.save(tmp_path / "model.json")

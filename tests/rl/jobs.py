@@ -19,7 +19,9 @@ NONE = Curve((0, 1), (0.0, 0.0))
 # A machine where tp 2 is faster for up to two requests and slower for more, so that pat widens in every tail.
 WIDENS = Predictor(
     DecodeModel({1: Curve((0, 1), (0.02, 0.02)), 2: Curve((0, 2, 16), (0.008, 0.008, 0.2))}, {1: NONE, 2: NONE}),
-    PrefillModel({1: Curve((0, 1), (0.01, 0.01)), 2: Curve((0, 1), (0.01, 0.01))}, {1: (0, 0, 0, 0), 2: (0, 0, 0, 0)}),
+    PrefillModel(
+        {1: Curve((0, 1), (0.01, 0.01)), 2: Curve((0, 1), (0.01, 0.01))}, {1: (0, 0, 0, 0, 0), 2: (0, 0, 0, 0, 0)}
+    ),
     SwitchModel({(a, b, "migrate"): SwitchCost(0.01, 0.0, 0.0) for a, b in ((1, 2), (2, 1))}),
 )
 

@@ -17,7 +17,7 @@ from tests.rl.recording import METRICS, generation, request, switch, write
 # + 0.1 a request.
 PREDICTOR = Predictor(
     DecodeModel({1: Curve((0, 1), (0.01, 0.012))}, {1: Curve((0, 1), (0.0, 0.0001))}),
-    PrefillModel({1: Curve((0, 1), (0.5, 0.501))}, {1: (0.1, 0.0, 0.0, 0.0)}),
+    PrefillModel({1: Curve((0, 1), (0.5, 0.501))}, {1: (0.1, 0.0, 0.0, 0.0, 0.0)}),
     SwitchModel({}),
 )
 
@@ -140,7 +140,7 @@ def test_only_switches_under_way_count_but_all_are_kept_in_order(tmp_path):
         switch(104.0, unfinished=2, total_s=0.5),
     ]
     steps = [
-        {"start": 104.25, "decode": 0, "seconds": 9.0},  # before the switch has ended
+        {"start": 104.25, "decode": 0, "seconds": 0.125},  # before the switch has ended
         {"start": 104.5, "decode": 0, "seconds": 0.125, "tp": 2},
         {"start": 105.0, "decode": 1, "tp": 2},
         {"start": 108.5, "decode": 0, "seconds": 1.5},

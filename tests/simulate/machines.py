@@ -27,7 +27,7 @@ def predictor(steps=STEPS, context=CONTEXT, cost=MIGRATE):
             {tp: Curve((1, 8), seconds) for tp, seconds in steps.items()},
             {tp: Curve((0, 1), (0, context / tp)) for tp in steps},
         ),
-        PrefillModel(dict.fromkeys(steps, PREFILL), dict.fromkeys(steps, (0, 0, 0, 0))),
+        PrefillModel(dict.fromkeys(steps, PREFILL), dict.fromkeys(steps, (0, 0, 0, 0, 0))),
         SwitchModel({(a, b, m): c for a, b in pairs for m, c in zip(MODES, (cost, RECOMPUTE), strict=True)}),
     )
 
