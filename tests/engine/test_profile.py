@@ -19,7 +19,7 @@ CONFIG = {
     "tp_sizes": [1, 2],
     "seed": 0,
     "model": {"source": "random", "dtype": "float32"},
-    "rollout": {"max_prompt": 16, "max_response": 64, "kv_tokens": 1024},
+    "rollout": {"max_prompt": 16, "max_response": 64, "kv_tokens": 1024, "sglang": {}},
     "profile": {"batches": [1, 2], "contexts": [16], "prefill": [8], "steps": 4, "repeats": 1},
 }
 DEADLINE_S = 180
