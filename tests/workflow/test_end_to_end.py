@@ -77,10 +77,6 @@ def test_a_threshold_goes_wide_in_every_iteration_when_so_many_requests_are_left
     assert (live["tp_to"] == 2).all()
     assert (live["unfinished"] <= 6).all()
     assert live["predicted_saving_s"].null_count() == live.height
-    requests = pl.read_parquet(project / "results" / "ci-llama" / "train" / "threshold6" / "requests.parquet")
-    for row in live.iter_rows(named=True):
-        ends = requests.filter(pl.col("iteration") == row["iteration"])["finish_s"].sort()
-        assert row["at_s"] >= ends[len(ends) - 7]  # all but six had ended, by number and not for lack of arrivals
 
 
 @pytest.mark.parametrize(("name", "arm"), SWITCHING)
