@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -92,7 +93,8 @@ def test_interrupt_lets_the_command_end_by_itself(tmp_path):
     )
     outer = "import sys; from pathlib import Path; from pat import logged; "
     outer += f"sys.exit(logged.run([sys.executable, '-c', {inner!r}], Path({str(log)!r}), 'x'))"
-    process = subprocess.Popen([sys.executable, "-c", outer], start_new_session=True)
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what is started in the background ignores it
+    process = subprocess.Popen([sys.executable, "-c", outer], start_new_session=True, preexec_fn=heard)
     while not (log.exists() and "ready" in log.read_text()):
         assert process.poll() is None
         time.sleep(0.05)

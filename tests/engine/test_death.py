@@ -27,9 +27,9 @@ WITHIN_S = 20  # not for ever, however busy the machine; half a second is usual
 class Victim:
     """An engine, and what must be gone when it is."""
 
-    def __init__(self, engine):
+    def __init__(self, engine, others):
         self.engine, self.folder = engine, engine.settings.path
-        self.children = family()
+        self.children = [process for process in family() if process not in others]
         self.killed = None
 
     def kill(self, pid, number=signal.SIGKILL):
@@ -51,7 +51,8 @@ class Victim:
 
 @pytest.fixture
 def victim(model_folder, request):
-    made = Victim(start(model_folder("qwen3"), tp_sizes=(1, 2), max_total_tokens=8192, **getattr(request, "param", {})))
+    others, options = family(), getattr(request, "param", {})
+    made = Victim(start(model_folder("qwen3"), tp_sizes=(1, 2), max_total_tokens=8192, **options), others)
     yield made
     made.engine.shutdown()
     assert not psutil.wait_procs(made.children, timeout=20)[1]
