@@ -122,14 +122,15 @@ class Controller:
         state = self.state(rows)
         if not state.live:
             return
-        before = time.perf_counter()
+        before, worked = time.perf_counter(), time.thread_time()
         seen, self._seen = self._seen, self.engine.step_marks()
         steps = self.engine.steady_steps(seen)
         self.policy.observe_steps(state.tp, steps["batch"], steps["context"], steps["seconds"])
         decision = self.policy.decide(state)
         decided = time.perf_counter()
         self.decision_s.append(decided - before)
-        self._rests_until = decided + self.decision_s[-1] / DECISION_SHARE
+        # By its own time: who once waits for a core for seconds would not be asked again in this generation.
+        self._rests_until = decided + (time.thread_time() - worked) / DECISION_SHARE
         if decision.changes(state.tp):
             await self._switch(decision, rows)
 

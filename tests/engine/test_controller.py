@@ -334,12 +334,14 @@ def test_the_policy_sees_every_decode_step_once():
     assert policy.steps == [(1, 2), (1, 2), (1, 1)]  # since the last decision, or since something arrived
 
 
-def test_decisions_take_half_a_percent_of_the_time_at_most(monkeypatch):
-    clock = [1000.0]
+@pytest.mark.parametrize(("worked_s", "looks"), [(0.1, [1, 4, 7, 10]), (0.001, list(range(1, 10)))])
+def test_decisions_take_half_a_percent_of_the_time_at_most(monkeypatch, worked_s, looks):
+    clock, own = [1000.0], [0.0]
 
     class Slow(Policy):
         def decide(self, state):
-            clock[0] += 0.1  # hence not again in the next 20 s
+            clock[0] += 0.1
+            own[0] += worked_s  # of that time; 0.1: hence not again in the next 20 s. Else it waited for a core
             return super().decide(state)
 
     def look(engine):
@@ -349,7 +351,8 @@ def test_decisions_take_half_a_percent_of_the_time_at_most(monkeypatch):
     progress = Engine.progress
     monkeypatch.setattr(module, "DECISION_SHARE", 0.005)
     monkeypatch.setattr(module.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(module.time, "thread_time", lambda: own[0])
     monkeypatch.setattr(Engine, "progress", look)
     monkeypatch.setitem(globals(), "Policy", Slow)
     _, policy, _ = play(lives(9, 9, 8, 7, 6, 5, 4, 3, 2, 1))
-    assert policy.looks == [1, 4, 7, 10]
+    assert policy.looks == looks
