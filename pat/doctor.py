@@ -81,7 +81,10 @@ def _requirements(slurm: bool) -> str:
             return "cpu"  # told by _machine
         if not (asked.container or asked.conda):
             return asked.requirements
-    on_cpu = version("torch").endswith("+cpu")  # as `make env` has it where it can; then GPUs are not used
+    try:
+        on_cpu = version("torch").endswith("+cpu")  # as `make env` has it where it can; then GPUs are not used
+    except PackageNotFoundError:
+        on_cpu = False  # what is missing is told by _packages
     return "cuda" if any(Path("/dev").glob("nvidia[0-9]*")) and not on_cpu else "cpu"
 
 

@@ -39,6 +39,21 @@ def test_wrong_and_missing_packages():
     assert f"numpy {numpy} (wants 0.1), no-such-package missing (wants 1.0)" in finding.what
 
 
+@pytest.mark.parametrize(
+    ("torch", "gpus", "wanted"),
+    [("2.13.0+cpu", 1, "cpu"), ("2.13.0", 1, "cuda"), (None, 1, "cuda"), ("2.13.0", 0, "cpu"), (None, 0, "cpu")],
+)
+def test_the_packages_that_are_wanted_follow_the_torch_that_is_installed(monkeypatch, torch, gpus, wanted):
+    def version(name):
+        if torch is None:
+            raise doctor.PackageNotFoundError(name)
+        return torch
+
+    monkeypatch.setattr(doctor, "version", version)
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([self / "nvidia0"] * gpus))
+    assert doctor._requirements(slurm=False) == wanted
+
+
 def test_local_build_of_a_pinned_version_is_right(monkeypatch):
     monkeypatch.setattr(doctor, "version", lambda name: "2.13.0+cpu")
     assert doctor._packages("torch==2.13.0\n").level == "ok"

@@ -237,7 +237,7 @@ def check_scheduler(scheduler) -> None:
         seam.require(owner, names)
 
 
-def shutdown(engine, end_processes: Callable[[], None]) -> None:
+def shutdown(engine, end_processes: Callable[[], object]) -> None:
     """SGLang's ``Engine.shutdown``, with ``end_processes`` where it would kill all children of this process."""
     original = seam.get("Engine").shutdown
     names = original.__globals__ | {"kill_process_tree": lambda *_, **__: end_processes()}
