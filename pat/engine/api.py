@@ -8,6 +8,7 @@ import contextlib
 import os
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from functools import partial
 
@@ -121,9 +122,14 @@ class Engine(Unsupported, WeightUpdates, Switching, sg.Engine):
     def _init_tokenizer_manager(self, server_args, port_args):
         from pat.engine.tokenizer import TokenizerManager
 
-        managers = sg.init_tokenizer_manager(
-            server_args, port_args, partial(TokenizerManager, watch=self.watch, at_base=self._at_base)
+        ours = partial(
+            TokenizerManager,
+            watch=self.watch,
+            switching=self.switching,
+            at_base=self._at_base,
+            deadline_s=self.settings.deadline_s,
         )
+        managers = sg.init_tokenizer_manager(server_args, port_args, ours)
         # SGLang drops it if the start fails hereafter; collected, its ZeroMQ context would wait for its sockets for
         # ever. The engine itself is kept by atexit.
         self.tokenizer_manager = managers[0]
@@ -137,12 +143,17 @@ class Engine(Unsupported, WeightUpdates, Switching, sg.Engine):
         watchdog.stop()
         names = [f"the {name}" if "detokenizer" in name else watch.CONTROLLER for name in watchdog._names]
         self.watch.add(watchdog._processes, names)
-        loaded = len(list(self.settings.path.glob("plugin.*")))
-        if loaded < self.settings.ranks:  # SGLang only logs a plugin that fails
-            raise RuntimeError(
-                f"PAT's plugin ran in {loaded} of at least {self.settings.ranks} SGLang processes: is the package "
-                "installed (pip install -e .) in the environment that SGLang runs in? See SGLang's log for the reason."
-            )
+        needed = [(f"rank {rank}", board.pid) for rank, board in enumerate(self.boards)]
+        needed += [(n, p.pid) for n, p in zip(names, watchdog._processes, strict=True) if "detokenizer" in n]
+        deadline = time.monotonic() + self.settings.deadline_s  # the detokenizer is not waited for otherwise
+        while missing := [n for n, pid in needed if not (self.settings.path / f"plugin.{pid}").exists()]:
+            self.watch.check()
+            if time.monotonic() > deadline:  # SGLang only logs a plugin that fails
+                raise RuntimeError(
+                    f"PAT's plugin did not run in {', '.join(missing)}: is the package installed (pip install -e .) in "
+                    "the environment that SGLang runs in? See SGLang's log for the reason."
+                )
+            time.sleep(0.01)
 
     # --- generation ----------------------------------------------------------------------------------------
     def generate(self, *args, **kwargs):
@@ -163,7 +174,7 @@ class Engine(Unsupported, WeightUpdates, Switching, sg.Engine):
         """
         if self.controller:
             self.controller.begin(requests)
-            decision = self.controller.policy.decide(self.controller.state(self.live_rows()))
+            decision, _ = await self.controller.ask(self.controller.state(self.live_rows()))
             if decision.tp != self.layout.tp:
                 await self.async_switch(decision.tp)
             self.controller.start()

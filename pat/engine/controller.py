@@ -9,6 +9,8 @@ import time
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pat.engine.errors import SwitchUndone
 from pat.policy import DECISION_SHARE, Decision, Live, Policy, RolloutState
 
@@ -30,6 +32,7 @@ class Controller:
 
     def __init__(self, engine: Engine, policy: Policy) -> None:
         self.engine, self.policy = engine, policy
+        self.thinking = asyncio.Lock()  # held while the policy is asked
         self.task: asyncio.Task | None = None
         self.begin()
 
@@ -65,7 +68,7 @@ class Controller:
             return
         task, self.task = self.task, None
         if not task.done():
-            async with self.engine.switching:
+            async with self.thinking, self.engine.switching:
                 task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
@@ -122,17 +125,32 @@ class Controller:
         state = self.state(rows)
         if not state.live:
             return
-        before, worked = time.perf_counter(), time.thread_time()
+        before, sent = time.perf_counter(), self.engine.sent
         seen, self._seen = self._seen, self.engine.step_marks()
-        steps = self.engine.steady_steps(seen)
-        self.policy.observe_steps(state.tp, steps["batch"], steps["context"], steps["seconds"])
-        decision = self.policy.decide(state)
+        decision, worked_s = await self.ask(state, self.engine.steady_steps(seen))
         decided = time.perf_counter()
         self.decision_s.append(decided - before)
         # By its own time: who once waits for a core for seconds would not be asked again in this generation.
-        self._rests_until = decided + (time.thread_time() - worked) / DECISION_SHARE
-        if decision.changes(state.tp):
+        self._rests_until = decided + worked_s / DECISION_SHARE
+        # While the policy thought, the event loop may have stood still and these requests ended, or others come.
+        if decision.changes(state.tp) and self.engine.in_flight and self.engine.sent == sent:
             await self._switch(decision, rows)
+
+    async def ask(self, state: RolloutState, steps: np.ndarray | None = None) -> tuple[Decision, float]:
+        """(what the policy decides on ``state``, seconds of a core that it took).
+
+        steps: decode steps since it was last asked, as ``Engine.steady_steps``. In a thread: answers are read in the
+        event loop meanwhile, which belongs to the engine's user.
+        """
+
+        def think() -> tuple[Decision, float]:
+            begin = time.thread_time()
+            if steps is not None:
+                self.policy.observe_steps(state.tp, steps["batch"], steps["context"], steps["seconds"])
+            return self.policy.decide(state), time.thread_time() - begin
+
+        async with self.thinking:
+            return await asyncio.to_thread(think)
 
     async def _switch(self, decision: Decision, rows: list[list[tuple[int, int, int]]]) -> None:
         try:

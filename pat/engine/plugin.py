@@ -10,12 +10,14 @@ import os
 import sys
 import time
 from collections import deque
+from functools import partial
 
 from pat.engine import endings, groups, sampling
 from pat.engine import sglang_api as sg
 from pat.engine.board import Board, request_key
 from pat.engine.cpu import environment, processes
 from pat.engine.cpu.allreduce import SharedMemoryCollectives, supported
+from pat.engine.ordering import Counts, InOrder
 from pat.engine.settings import KV_CHOICES, KvCosts, Settings
 from pat.layout import Layout
 
@@ -26,12 +28,26 @@ SWITCH = "pat_tp"
 def register() -> None:
     """Register all hooks; called by SGLang once a process, before anything is built.
 
-    Nothing to do in the detokenizer, which is known by what it has not imported: it starts in a second, and would
-    take ten with the scheduler.
+    The detokenizer, known by what it has not imported, gets its own only: it starts in a second, and would take ten
+    with the scheduler.
     """
     settings = Settings.from_environment()
-    if settings is None or "sglang.srt.managers.scheduler" not in sys.modules:
+    if settings is None:
         return
+    if "sglang.srt.managers.detokenizer_manager" in sys.modules:
+        hook_detokenizer(settings)
+    if "sglang.srt.managers.scheduler" in sys.modules:
+        hook_scheduler(settings)
+    (settings.path / f"plugin.{os.getpid()}").touch()  # SGLang only logs a plugin that fails: show that this one ran
+
+
+def hook_detokenizer(settings: Settings) -> None:
+    loop = f"{sg.path('DetokenizerManager')}.event_loop"
+    sg.HookRegistry.register(loop, partial(detokenizer_event_loop, settings), sg.HookType.REPLACE)
+
+
+def hook_scheduler(settings: Settings) -> None:
+    """In the data-parallel controller and the schedulers, which it starts."""
     on_cpu = not environment.has_accelerator()
     if on_cpu:
         environment.add_stubs()
@@ -61,11 +77,11 @@ def register() -> None:
             coordinator = sg.path("GroupCoordinator")
             hook(f"{coordinator}.all_reduce", collectives.all_reduce, kind.AROUND)
             hook(f"{coordinator}.all_gather", collectives.all_gather, kind.AROUND)
-    (settings.path / f"plugin.{os.getpid()}").touch()  # SGLang only logs a plugin that fails: show that this one ran
 
 
 def scheduler_class(settings: Settings) -> type:
     """SGLang's scheduler with a switcher, a board, and answers from leaders only."""
+    from pat.engine import requests as unfinished
     from pat.engine.switch import Switcher
 
     class PatScheduler(sg.Scheduler):
@@ -116,7 +132,8 @@ def scheduler_class(settings: Settings) -> type:
             requests = len(batch.reqs)
             context = int(batch.seq_lens_cpu.sum())
             tokens = requests if decode else int(batch.extend_num_tokens or 0)
-            super().process_batch_result(batch, result)
+            with unfinished.hidden_states_once(batch):
+                super().process_batch_result(batch, result)
             now, launched = time.monotonic(), self._launches.popleft()
             start = self._busy_since or launched
             self.board.show_step(
@@ -206,3 +223,23 @@ def controller_event_loop(controller) -> None:
         controller.soft_watchdog.feed()
         if poller.poll(200):
             controller._request_dispatcher(sg.sock_recv(controller.recv_from_tokenizer))
+
+
+def detokenizer_event_loop(settings: Settings, detokenizer) -> None:
+    """SGLang's loop, with the tokens of a request in their order whichever rank they came from."""
+    import zmq
+
+    counts = Counts()
+    in_order = InOrder(counts, settings.deadline_s)
+    poller = zmq.Poller()
+    poller.register(detokenizer.recv_from_scheduler, zmq.POLLIN)
+    with endings.last_words(settings.path):
+        while True:
+            detokenizer.soft_watchdog.feed()
+            if poller.poll(1000):
+                for message in in_order.ready(sg.sock_recv(detokenizer.recv_from_scheduler)):
+                    output = detokenizer._request_dispatcher(message)
+                    counts.note(message)
+                    if output is not None:
+                        sg.sock_send(detokenizer.send_to_tokenizer, output)
+            in_order.check()

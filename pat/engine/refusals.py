@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -235,6 +235,23 @@ def check_request(request, overlap: bool = False) -> None:
             harmless, reason = refused[name]
             if _given(one[name]) and one[name] != harmless:
                 raise ValueError(f"sampling_params[{name!r}] is not supported: {reason}")
+
+
+def check_token_ids(ids: Sequence[int] | None, vocabulary: int) -> None:
+    """Raise ValueError unless a prompt has ids and all are the model's; in an embedding, others end the engine.
+
+    vocabulary: how many tokens the model knows.
+    """
+    if ids is None:  # SGLang says what is missing
+        return
+    if not len(ids):
+        raise ValueError("the prompt is empty: it needs at least one token")
+    if min(ids) < 0 or max(ids) >= vocabulary:
+        wrong = next(i for i, token in enumerate(ids) if not 0 <= token < vocabulary)
+        raise ValueError(
+            f"token {wrong} of the prompt has the id {ids[wrong]}; this model's are 0 to {vocabulary - 1}: was the "
+            "prompt made with another tokenizer?"
+        )
 
 
 def _given(value) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import pickle
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -201,3 +203,20 @@ def admit(scheduler, arrived: list[tuple[Placed, torch.Tensor]]) -> None:
     last = torch.tensor([req.output_ids[-1] for req in batch.reqs], dtype=torch.int64, device=batch.device)
     scheduler.future_map.stash(batch.req_pool_indices, sg.RelayPayload(bonus_tokens=last))
     scheduler.running_batch = batch
+
+
+@contextlib.contextmanager
+def hidden_states_once(batch) -> Iterator[None]:
+    """Around SGLang's handling of a step's results: a request that is prefilled again gets one new hidden state.
+
+    SGLang would add those of its whole context, most of which it has had.
+    """
+    again = [
+        (req, len(req.hidden_states))
+        for req in (batch.reqs if batch.return_hidden_states and batch.forward_mode.is_extend() else ())
+        if req.return_hidden_states is True and req.output_ids
+    ]
+    yield
+    for req, before in again:
+        if len(req.hidden_states) > before:  # a list of [hidden] for each token of the context, as if it were one
+            req.hidden_states[before:] = [req.hidden_states[before][-1]]

@@ -115,7 +115,8 @@ NAMES = {
     "ResumeMemoryOccupationReqInput": ("sglang.srt.managers.io_struct.ResumeMemoryOccupationReqInput", ("tags",)),
     "GPU_MEMORY_ALL_TYPES": ("sglang.srt.constants.GPU_MEMORY_ALL_TYPES", ()),
     "FlushCacheReqInput": ("sglang.srt.managers.io_struct.FlushCacheReqInput", ("timeout_s",)),
-    "sock_recv": ("sglang.srt.managers.io_struct.sock_recv", ()),
+    "sock_recv": ("sglang.srt.managers.io_struct.sock_recv", ("socket",)),
+    "sock_send": ("sglang.srt.managers.io_struct.sock_send", ("socket", "obj")),
     "set_random_seed": ("sglang.srt.utils.set_random_seed", ("seed",)),
 }
 
@@ -128,6 +129,10 @@ METHODS = (
     ("TokenizerManager", "_async_dispatch_to_scheduler", ("self", "obj")),
     ("TokenizerManager", "abort_request", ("self", "rid", "abort_all")),
     ("TokenizerManager", "handle_loop", ("self",)),
+    ("TokenizerManager", "_handle_batch_output", ("self", "recv_obj")),
+    ("TokenizerManager", "_create_tokenized_object", ("self", "obj", "input_text", "input_ids")),
+    ("TokenizerManager", "flush_cache", ("self", "timeout_s")),
+    ("DetokenizerManager", "event_loop", ("self",)),
     ("TokenizerManager", "auto_create_handle_loop", ("self",)),
     ("TokenizerManager", "_wait_for_model_update_from_disk", ("self", "obj")),
     ("TokenizerManager", "_weight_update_session_call", ("self", "communicator", "obj")),

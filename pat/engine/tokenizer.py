@@ -9,29 +9,62 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 from pat.engine import refusals
 from pat.engine import sglang_api as sg
+from pat.engine.ordering import InOrder
 from pat.engine.shared import is_shared_folder
 from pat.engine.watch import Watch, ring_all
 
 log = logging.getLogger(__name__)
 
 FLUSH_S = 30.0  # a rank that has answered its last request is idle a step later
+FLUSH_POLL_S = 0.02  # seconds between tries to flush
+ORDER_POLL_S = 1.0  # seconds between looks whether outputs are held up for too long
 
 
 class TokenizerManager(sg.TokenizerManager):
-    """watch: of the engine's processes. at_base: a context in which the engine is, and stays, in its base layout."""
+    """watch: of the engine's processes. switching: held while the layout changes. at_base: a context in which the
+    engine is, and stays, in its base layout. deadline_s: longest that an output may wait for those before it, seconds.
+    """
 
     def __init__(
-        self, server_args, port_args, *, watch: Watch, at_base: Callable[[], AbstractAsyncContextManager]
+        self,
+        server_args,
+        port_args,
+        *,
+        watch: Watch,
+        switching: asyncio.Lock,
+        at_base: Callable[[], AbstractAsyncContextManager],
+        deadline_s: float,
     ) -> None:
-        self.watch, self.at_base = watch, at_base
+        self.watch, self.switching, self.at_base = watch, switching, at_base
+        self.in_order = InOrder(self._tokens_so_far, deadline_s)
         self.released: set[str] = set()  # kinds of memory that the ranks have given back
         self.sent = 0  # requests that went to the ranks, ever
         super().__init__(server_args, port_args)
+
+    # --- requests and their answers ------------------------------------------------------------------------
+    def _create_tokenized_object(self, obj, input_text, input_ids, *args, **kwargs):
+        refusals.check_token_ids(input_ids, self.model_config.vocab_size)
+        return super()._create_tokenized_object(obj, input_text, input_ids, *args, **kwargs)
+
+    def _tokens_so_far(self, rid: str) -> int | None:
+        state = self.rid_to_state.get(rid)
+        return len(state.output_ids) if state else None
+
+    async def _handle_batch_output(self, recv_obj) -> None:
+        """Of outputs that two ranks have sent before and after a switch, the earlier ones first."""
+        for message in self.in_order.ready(recv_obj):
+            await super()._handle_batch_output(message)
+
+    async def _check_order(self) -> None:
+        while True:
+            await asyncio.sleep(ORDER_POLL_S)
+            self.in_order.check()
 
     # --- what waits ends with the engine -------------------------------------------------------------------
     def init_request_dispatcher(self) -> None:
@@ -76,8 +109,11 @@ class TokenizerManager(sg.TokenizerManager):
 
     async def handle_loop(self) -> None:
         try:
-            await super().handle_loop()
-        except Exception as error:  # SGLang would end this process, which is the user's
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(super().handle_loop())
+                tasks.create_task(self._check_order())
+        except ExceptionGroup as group:  # SGLang would end this process, which is the user's
+            error = group.exceptions[0]
             log.exception("PAT: reading the answers of the engine's processes failed")
             reason = f"reading the answers of its processes failed: {type(error).__name__}: {error}"
             await asyncio.to_thread(self.watch.declare_dead, reason)
@@ -90,6 +126,32 @@ class TokenizerManager(sg.TokenizerManager):
             )
         super().auto_create_handle_loop()
 
+    # --- cache ---------------------------------------------------------------------------------------------
+    async def flush_cache(self, timeout_s: float | None = None):
+        """SGLang's: empty the prefix cache of all ranks, within ``timeout_s`` seconds once they have no request.
+
+        Switches go on meanwhile.
+        """
+        self.auto_create_handle_loop()
+        return await self._flush(timeout_s or 0, self.switching)
+
+    async def _flush(self, timeout_s: float, switching: AbstractAsyncContextManager | None = None):
+        """Flush with tries of its own: left to wait at a rank, it would be of the layout in which it was asked.
+
+        Ranks that a switch makes one replica would flush at different steps. switching: held during each try; None:
+        the caller holds it. Returns what the first rank that failed has answered, or else any.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            last = time.monotonic() >= deadline
+            if last or self.is_pause or not self.rid_to_state:  # else some rank is busy, and would log that
+                async with switching or contextlib.nullcontext():
+                    answers = await self.flush_cache_communicator(sg.FlushCacheReqInput())
+                failed = next((answer for answer in answers if not answer.success), None)
+                if last or failed is None:
+                    return failed or answers[0]
+            await asyncio.sleep(FLUSH_POLL_S)
+
     # --- weights -------------------------------------------------------------------------------------------
     async def _wait_for_model_update_from_disk(self, obj):
         """SGLang calls it when no request is unfinished, and keeps new ones waiting; or while it is paused."""
@@ -99,11 +161,9 @@ class TokenizerManager(sg.TokenizerManager):
                 done = await self.watch.outlive(super()._wait_for_model_update_from_disk(obj))
             finally:
                 obj.flush_cache = flush
-            if done[0] and flush and not self.is_pause:
-                # Not together with the update: an answer can arrive here before the rank that sent it is idle.
-                flushed = await self.flush_cache_communicator(sg.FlushCacheReqInput(timeout_s=FLUSH_S))
-                if not all(one.success for one in flushed):
-                    return False, f"the cache of the old weights could not be flushed within {FLUSH_S:g} s", done[2]
+            # Not together with the update: an answer can arrive here before the rank that sent it is idle.
+            if done[0] and flush and not self.is_pause and not (await self._flush(FLUSH_S)).success:
+                return False, f"the cache of the old weights could not be flushed within {FLUSH_S:g} s", done[2]
             return done
 
     async def _weight_update_session_call(self, communicator, obj):
@@ -135,8 +195,7 @@ class TokenizerManager(sg.TokenizerManager):
         unfinished = contextlib.nullcontext() if self.is_pause else self.model_update_lock.writer_lock
         async with unfinished, self.at_base():
             # A rank asserts that it is idle, and would end the engine if it were not.
-            idle = sg.FlushCacheReqInput(timeout_s=None if self.is_pause else FLUSH_S)
-            if not all(one.success for one in await self.flush_cache_communicator(idle)):
+            if not (await self._flush(0 if self.is_pause else FLUSH_S)).success:
                 raise RuntimeError("memory cannot be released: requests are still running")
             await super().release_memory_occupation(obj, request)
             self.released |= tags

@@ -1,6 +1,7 @@
 """When the policy is asked, what it sees, and what becomes of its answer; the engine is a script."""
 
 import asyncio
+import threading
 
 import numpy as np
 import pytest
@@ -19,7 +20,6 @@ class Engine:
     """Shows one (live requests, steps) of ``looks`` a look at its boards, and stays at the last one."""
 
     max_new_tokens = 64
-    in_flight = 0  # requests without an answer, as the main process counts them
     sent = 7  # requests that it has sent to the ranks, ever
     paused = False
 
@@ -37,6 +37,11 @@ class Engine:
         live, steps = self.now
         # A board counts the steps of its rank; a replica's are those of its leader.
         return live, steps * len(self.layout.leaders) if self.steps_follow_layout else steps
+
+    @property
+    def in_flight(self):
+        """Requests without an answer, as the main process counts them."""
+        return self.now[0]
 
     @property
     def now(self):
@@ -356,3 +361,33 @@ def test_decisions_take_half_a_percent_of_the_time_at_most(monkeypatch, worked_s
     monkeypatch.setitem(globals(), "Policy", Slow)
     _, policy, _ = play(lives(9, 9, 8, 7, 6, 5, 4, 3, 2, 1))
     assert policy.looks == looks
+
+
+class Slow(Policy):
+    """Takes its time: until the event loop has run meanwhile, or for ever."""
+
+    def __init__(self, engine, answer, loop):
+        super().__init__(engine, {0: answer})
+        self.loop, self.ran = loop, threading.Event()
+        self.meanwhile = lambda: None
+
+    def decide(self, state):
+        if not self.looks:
+            self.loop.call_soon_threadsafe(lambda: (self.meanwhile(), self.ran.set()))
+            assert self.ran.wait(DEADLINE_S), "the event loop stood still while the policy thought"
+        return super().decide(state)
+
+
+@pytest.mark.parametrize(("arrive", "asked"), [(0, [2]), (1, [])])
+def test_the_event_loop_goes_on_while_the_policy_thinks_and_what_came_meanwhile_makes_its_answer_void(arrive, asked):
+    async def main():
+        engine = Engine(lives(4, 4, 4, 4, 4))
+        policy = Slow(engine, Decision(2, kv="auto"), asyncio.get_running_loop())
+        policy.meanwhile = lambda: setattr(engine, "sent", engine.sent + arrive)
+        controller = Controller(engine, policy)
+        controller.start()
+        await asyncio.wait_for(engine.ended.wait(), DEADLINE_S)
+        await asyncio.wait_for(controller.stop(), DEADLINE_S)
+        return [tp for tp, *_ in engine.asked]
+
+    assert asyncio.run(main()) == asked
