@@ -42,7 +42,9 @@ OPTIONS: dict[str, tuple[tuple, str]] = {
     "dcp_size": (_SIZE, _SHARDED),
     "dwdp_size": (_SIZE, _SHARDED),
     "load_balance_method": (("auto", "round_robin"), "the other methods send requests to ranks that follow a leader"),
-    "sampling_backend": (("pytorch",), "only there a seed makes a token independent of the layout"),
+    "sampling_backend": (("pytorch",), "PAT draws the tokens itself, in this one's place"),
+    "rl_on_policy_target": (_NONE, "SGLang then rounds a request's probabilities by what its neighbours ask for"),
+    "enable_watermark": (_NONE, "what a watermark knows of a request's tokens is not moved"),
     "quantization": (_NAME, _QUANTISED),
     "modelopt_quant": (_NONE, _QUANTISED),
     "rl_quant_profile": (_NONE, _QUANTISED),
@@ -121,7 +123,6 @@ REQUEST = {
 # Sampling parameters: (value that changes nothing, why any other is refused).
 SAMPLING = dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag"), (None, _GRAMMAR)) | {
     "beam_width": (1, "the beams of a search are not moved together"),
-    "min_p": (0, "SGLang's seeded sampling, which makes a token independent of the layout, does not have it"),
 }
 
 # With the overlap scheduler a token is counted when the next one has been drawn already, and the prompt's last token in

@@ -97,7 +97,27 @@ NAMES = {
     "FutureMap": ("sglang.srt.managers.overlap_utils.FutureMap", ()),
     "RelayPayload": ("sglang.srt.managers.overlap_utils.RelayPayload", ("bonus_tokens",)),
     "Penalties": ("sglang.srt.sampling.penaltylib.BatchedPenalizerOrchestrator", ("vocab_size", "batch", "penalizers")),
-    "SamplingBatchInfo": ("sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo", ()),
+    "SamplingBatchInfo": (
+        "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo",
+        (
+            *("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed", "is_all_greedy", "is_any_greedy"),
+            *("need_top_p_sampling", "need_top_k_sampling", "need_min_p_sampling", "sampling_mask_batch_indices"),
+        ),
+    ),
+    "Sampler": ("sglang.srt.layers.sampler.Sampler", ()),
+    "SamplingMaskCapture": (
+        "sglang.srt.layers.sampler._SamplingMaskCapture",
+        ("weights", "token_ids", "selected_weight", "batch_rows"),
+    ),
+    "murmur_hash32": (
+        "sglang.kernels.ops.sampling.murmur_hash.murmur_hash32",
+        ("seed", "positions", "col_indices"),
+    ),
+    "apply_scaling_penalties": (
+        "sglang.srt.sampling.penaltylib.repetition_penalty.apply_scaling_penalties",
+        ("logits", "scaling_penalties"),
+    ),
+    "TOP_K_ALL": ("sglang.srt.sampling.sampling_params.TOP_K_ALL", ()),
     "SchedulerReqTimeStats": ("sglang.srt.observability.req_time_stats.SchedulerReqTimeStats", ()),
     # messages
     "PauseGenerationReqInput": ("sglang.srt.managers.io_struct.PauseGenerationReqInput", ("mode",)),
@@ -125,6 +145,7 @@ METHODS = (
     ("Engine", "_launch_scheduler_processes", ("server_args", "port_args", "run_scheduler_process_func")),
     ("TokenizerManager", "init_request_dispatcher", ("self",)),
     ("TokenizerManager", "generate_request", ("self", "obj", "request")),
+    ("TokenizerManager", "_send_one_request", ("self", "tokenized_obj")),
     ("TokenizerManager", "_dispatch_to_scheduler", ("self", "obj")),
     ("TokenizerManager", "_async_dispatch_to_scheduler", ("self", "obj")),
     ("TokenizerManager", "abort_request", ("self", "rid", "abort_all")),
@@ -160,6 +181,8 @@ METHODS = (
     ("GroupCoordinator", "all_reduce", ("self", "input_")),
     ("GroupCoordinator", "all_gather", ("self", "input_", "dim")),
     ("SamplingBatchInfo", "from_schedule_batch", ("batch", "vocab_size")),
+    ("Sampler", "_preprocess_logits", ("self", "logits", "sampling_info")),
+    ("Sampler", "_sample_from_probs", ("self", "probs", "sampling_info", "positions", "simple_sampling_case")),
     ("MHATokenToKVPool", "_build_kv_buffer_descs", ("self",)),
     ("MHATokenToKVPool", "_init_data_ptrs_and_strides", ("self",)),
     ("TokenToKVPoolAllocator", "alloc", ("self", "need_size")),
@@ -233,6 +256,9 @@ def check() -> None:
     seam.check()
     if "kill_process_tree" not in seam.get("Engine").shutdown.__code__.co_names:
         raise SeamError(f"SGLang's Engine.shutdown calls no kill_process_tree: install sglang=={seam.written_for}")
+    for name in ("_preprocess_logits", "_sample_from_probs"):
+        if name not in seam.get("Sampler").forward.__code__.co_names:
+            raise SeamError(f"SGLang's Sampler.forward calls no {name}: install sglang=={seam.written_for}")
 
 
 def check_scheduler(scheduler) -> None:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 import torch
 import torch.distributed as dist
 
+from pat.engine import draw
 from pat.engine import requests as unfinished
 from pat.engine import sglang_api as sg
 from pat.engine.board import Board
@@ -66,6 +67,7 @@ class Switcher:
         self.experts = expert_rows(self.runner.model)
         self.runtimes = Runtimes(self.runner, settings.graph_memory_bytes)
         self._build_sizes()
+        draw.warm_up(self.runner.device, self.runner.model_config.vocab_size)
         self._seed()
         self.idle_sleeper = scheduler.idle_sleeper
         self.detokenizer = scheduler.ipc_channels.send_to_detokenizer.socket

@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from pat.engine import refusals
 from pat.engine import sglang_api as sg
 from pat.engine.ordering import InOrder
+from pat.engine.sampling import next_sample
 from pat.engine.shared import is_shared_folder
 from pat.engine.watch import Watch, ring_all
 
@@ -87,6 +88,13 @@ class TokenizerManager(sg.TokenizerManager):
                 yield answer
         finally:
             await answers.aclose()
+
+    async def _send_one_request(self, tokenized_obj) -> None:
+        await super()._send_one_request(tokenized_obj)
+        # SGLang sends one and the same object as the parameters of each of n samples, which would all be equal.
+        params = tokenized_obj.sampling_params
+        if params.n > 1 and params.sampling_seed is not None:
+            params.sampling_seed = next_sample(params.sampling_seed)
 
     def _dispatch_to_scheduler(self, obj) -> None:
         self.watch.check()
