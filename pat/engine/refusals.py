@@ -131,6 +131,10 @@ _LATE = "the overlap scheduler counts each token a step late; start the engine w
 PENALTIES = {"frequency_penalty": (0, _LATE), "presence_penalty": (0, _LATE), "repetition_penalty": (1, _LATE)}
 
 
+# SGLang puts these into tensors unseen: its scheduler, and the engine with it, would end with an error.
+WHOLE, LARGEST = ("max_new_tokens", "min_new_tokens", "top_k"), (1 << 31) - 1
+
+
 def check_options(options: Mapping[str, Any]) -> None:
     """Raise ValueError for an argument of sglang.Engine that PAT does not support, saying why."""
     for name, (harmless, reason) in OPTIONS.items():
@@ -236,6 +240,17 @@ def check_request(request, overlap: bool = False) -> None:
             harmless, reason = refused[name]
             if _given(one[name]) and one[name] != harmless:
                 raise ValueError(f"sampling_params[{name!r}] is not supported: {reason}")
+        _check_numbers(one or {})
+
+
+def _check_numbers(params: Mapping[str, Any]) -> None:
+    for name in WHOLE:
+        value = params.get(name)
+        if value is not None and not (isinstance(value, int) and value <= LARGEST):
+            raise ValueError(f"sampling_params[{name!r}] is {value!r}: give a whole number up to {LARGEST}")
+    for token, bias in (params.get("logit_bias") or {}).items():
+        if not isinstance(bias, (int, float)):
+            raise ValueError(f"sampling_params['logit_bias'][{token!r}] is {bias!r}: give a number")
 
 
 def check_token_ids(ids: Sequence[int] | None, vocabulary: int) -> None:

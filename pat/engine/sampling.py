@@ -70,6 +70,7 @@ def with_history(orchestrator, batch):
         one = type(orchestrator)(orchestrator.vocab_size, batches[-1], set(orchestrator.penalizers))
         for kind in prepared:
             one.penalizers[kind].prepare()
+        one.is_required = True  # else two requests without penalties would not be merged
         return one
 
     # SGLang counts one token of every request of a batch at once. The order of the tokens does not matter: the

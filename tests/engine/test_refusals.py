@@ -45,6 +45,8 @@ REFUSED = {
     "page_size": 16,
     "kv_cache_dtype": "fp4_e2m1",
     "enable_hierarchical_cache": True,
+    "rl_on_policy_target": "fsdp",
+    "enable_watermark": True,
     "weight_cache_mode": "daemon",
     "cpu_offload_gb": 1,
     "offload_group_size": 2,
@@ -223,10 +225,26 @@ def test_a_beam_search_is_refused():
 
 
 @pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"top_k": 1 << 31}, r"\['top_k'\] is 2147483648: give a whole number up to 2147483647"),
+        ({"top_k": 5.5}, r"\['top_k'\] is 5.5: give a whole number"),
+        ({"max_new_tokens": 3.5}, r"\['max_new_tokens'\] is 3.5: give a whole number"),
+        ({"logit_bias": {"5": "x"}}, r"\['logit_bias'\]\['5'\] is 'x': give a number"),
+    ],
+)
+@pytest.mark.parametrize("many", [False, True])
+def test_a_number_that_would_end_the_engine_is_refused(params, said, many):
+    with pytest.raises(ValueError, match="^sampling_params" + said):
+        refusals.check_request(request([{}, params] if many else params))
+
+
+@pytest.mark.parametrize(
     "one",
     [
         request(),
         request({"n": 4, "stop": ["x"], "regex": None, "beam_width": 1, "logit_bias": {"1": 2.0}}),
+        request({"min_p": 0.1, "top_k": -1, "max_new_tokens": None}),
         request([{"n": 2}, None, {"json_schema": None}]),
         request({}, image_data=None, lora_path=[None, None], return_routed_experts=False, session_params=None),
         SimpleNamespace(),  # of an embedding: SGLang answers that the model has none
