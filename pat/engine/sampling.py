@@ -41,7 +41,9 @@ def seeds(reqs: list, device: torch.device) -> torch.Tensor:
     given = [req.sampling_params.sampling_seed for req in reqs]
     drawn = torch.randint(1 << 31, (len(reqs),)).tolist()
     chosen = [new if seed is None else seed for seed, new in zip(given, drawn, strict=True)]
-    return torch.tensor(chosen, dtype=torch.int64, device=device)
+    # From pinned memory, as SGLang's other parameters, so that a GPU is not waited for.
+    pinned = device.type == "cuda"
+    return torch.tensor(chosen, dtype=torch.int64, pin_memory=pinned).to(device, non_blocking=True)
 
 
 @dataclass(eq=False)

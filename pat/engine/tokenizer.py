@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 FLUSH_S = 30.0  # a rank that has answered its last request is idle a step later
 FLUSH_POLL_S = 0.02  # seconds between tries to flush
+SEED = 42  # of a request without one, in SGLang's deterministic mode
 ORDER_POLL_S = 1.0  # seconds between looks whether outputs are held up for too long
 
 
@@ -93,8 +94,11 @@ class TokenizerManager(sg.TokenizerManager):
         await super()._send_one_request(tokenized_obj)
         # SGLang sends one and the same object as the parameters of each of n samples, which would all be equal.
         params = tokenized_obj.sampling_params
-        if params.n > 1 and params.sampling_seed is not None:
-            params.sampling_seed = next_sample(params.sampling_seed)
+        seed = params.sampling_seed
+        if seed is None and self.server_args.enable_deterministic_inference:
+            seed = SEED
+        if params.n > 1 and seed is not None:
+            params.sampling_seed = next_sample(seed)
 
     def _dispatch_to_scheduler(self, obj) -> None:
         self.watch.check()

@@ -1,9 +1,11 @@
 """Seeds inside real SGLang: neighbours and switches change no token, and n samples of one seed are n answers."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
+from pat.engine import sglang_api as sg
 from pat.engine.sampling import next_sample
 from tests.engine.conftest import Driver, Reference, ids, jobs, start
 
@@ -89,6 +91,31 @@ def test_samples_without_a_seed_differ(driver):
     drawn = samples(driver, [3, 1, 4, 1, 5], params)
     assert len({tuple(answer) for answer in drawn}) == 4
     assert samples(driver, [3, 1, 4, 1, 5], params) != drawn
+
+
+@pytest.mark.parametrize(
+    ("given", "deterministic", "sent"),
+    [
+        (None, False, [None, None, None]),
+        (None, True, [None, next_sample(42), next_sample(next_sample(42))]),
+        (5, True, [5, next_sample(5), next_sample(next_sample(5))]),
+    ],
+)
+def test_every_sample_of_a_request_is_sent_with_a_seed_of_its_own(monkeypatch, given, deterministic, sent):
+    seen = []
+
+    async def send(_, request):
+        seen.append(request.sampling_params.sampling_seed)
+
+    from pat.engine.tokenizer import TokenizerManager  # imports SGLang
+
+    monkeypatch.setattr(sg.TokenizerManager, "_send_one_request", send)
+    manager = object.__new__(TokenizerManager)
+    manager.server_args = SimpleNamespace(enable_deterministic_inference=deterministic)
+    request = SimpleNamespace(sampling_params=SimpleNamespace(n=3, sampling_seed=given))
+    for _ in range(3):
+        asyncio.run(manager._send_one_request(request))
+    assert seen == sent
 
 
 def test_seeds_of_samples_are_in_range_and_do_not_repeat():
