@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 
 from pat.engine import sglang_api as sg
+from pat.seam import SeamError
 
 # A hash of 32 bits becomes the middle of one of 2^32 cells. Not all of the last one, which float32 would round to 1.
 CELL = 2.0**-32
@@ -98,8 +99,15 @@ def sampler_class() -> type:
     return PatSampler
 
 
-def warm_up(device: torch.device | str, vocab: int) -> None:
-    """Load all that the draw runs: Triton tells one row, a multiple of 16 and other numbers apart in the hash."""
+def warm_up(sampler, device: torch.device | str, vocab: int) -> None:
+    """Load all that the draw runs: Triton tells one row, a multiple of 16 and other numbers apart in the hash.
+
+    Raises SeamError if ``sampler``, which will draw, is not the one above: SGLang only logs a hook that fails.
+    """
+    if not hasattr(sampler, "best"):
+        raise SeamError(
+            f"PAT's sampler is not in place of {type(sampler).__name__}: see the log for a hook that failed"
+        )
     for requests in (1, 2, 16):
         zeros = torch.zeros(requests, dtype=torch.int64, device=device)
         draw(torch.ones((requests, vocab), device=device), zeros, zeros)

@@ -244,7 +244,10 @@ SCHEDULER = (
     "_engine_paused",
     "_prefill_decode_interval_remaining",
 )
-RUNNER = ("model", "sampler", "server_args", "token_to_kv_pool", "model_config", "load_config", "graph_memory_usage")
+RUNNER = (
+    *("model", "sampler", "device", "server_args", "token_to_kv_pool", "model_config", "load_config"),
+    "graph_memory_usage",
+)
 POOL = ("k_buffer", "v_buffer", "size", "head_num", "row_dim", "v_row_dim", "head_dim", "v_head_dim", "kv_cache_layout")
 
 seam = Seam("sglang", "0.5.23", NAMES, METHODS)

@@ -67,7 +67,7 @@ class Switcher:
         self.experts = expert_rows(self.runner.model)
         self.runtimes = Runtimes(self.runner, settings.graph_memory_bytes)
         self._build_sizes()
-        draw.warm_up(self.runner.device, self.runner.model_config.vocab_size)
+        draw.warm_up(self.runner.sampler, self.runner.device, self.runner.model_config.vocab_size)
         self._seed()
         self.idle_sleeper = scheduler.idle_sleeper
         self.detokenizer = scheduler.ipc_channels.send_to_detokenizer.socket

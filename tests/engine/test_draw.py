@@ -11,19 +11,21 @@ from scipy.stats import chisquare
 
 import tests.engine.conftest  # noqa: F401  prepares the import of SGLang
 from pat.engine import draw
+from pat.engine.cpu import environment
+from pat.seam import SeamError
 
 ALL = 1 << 30  # SGLang's top_k for the whole vocabulary
 PLAIN = {"top_k": ALL, "top_p": 1.0, "min_p": 0.0}
 
 
-def batch(rows):
+def batch(rows, device="cpu"):
     """As much of SGLang's SamplingBatchInfo as a draw looks at, for rows of {top_k, top_p, min_p}."""
     rows = [PLAIN | row for row in rows]
     sampled = [row for row in rows if row["top_k"] > 1]
     return SimpleNamespace(
-        top_ks=torch.tensor([row["top_k"] for row in rows], dtype=torch.int32),
-        top_ps=torch.tensor([row["top_p"] for row in rows], dtype=torch.float),
-        min_ps=torch.tensor([row["min_p"] for row in rows], dtype=torch.float),
+        top_ks=torch.tensor([row["top_k"] for row in rows], dtype=torch.int32, device=device),
+        top_ps=torch.tensor([row["top_p"] for row in rows], dtype=torch.float, device=device),
+        min_ps=torch.tensor([row["min_p"] for row in rows], dtype=torch.float, device=device),
         is_any_greedy=len(sampled) < len(rows),
         is_all_greedy=not sampled,
         need_top_k_sampling=any(row["top_k"] != ALL for row in sampled),
@@ -35,12 +37,13 @@ def batch(rows):
 
 def tokens(logits, rows, seeds, positions):
     """What SGLang's sampler does with logits [requests, vocab] on the way to ours."""
-    info = batch(rows)
+    info = batch(rows, logits.device)
     if info.is_all_greedy:
         return logits.argmax(-1).tolist()
     best = logits.argmax(-1) if info.is_any_greedy else None
     probs = logits.softmax(-1)
-    return draw.draw(probs, torch.tensor(seeds), torch.tensor(positions), draw.candidates(probs, info, best)).tolist()
+    seeds, positions = (torch.tensor(numbers, device=logits.device) for numbers in (seeds, positions))
+    return draw.draw(probs, seeds, positions, draw.candidates(probs, info, best)).tolist()
 
 
 LOGITS = st.lists(st.sampled_from([-40.0, -2.0, -0.5, 0.0, 0.25, 1.0, 1.0000001, 2.0]), min_size=11, max_size=11)
@@ -70,6 +73,23 @@ def test_rows_of_a_real_vocabulary_do_not_depend_on_their_batch():
     seeds, positions = list(range(12)), list(range(100, 112))
     together = tokens(logits, rows, seeds, positions)
     assert together == [tokens(logits[i : i + 1], rows[i : i + 1], [i], [100 + i])[0] for i in range(12)]
+
+
+GPU = pytest.param(
+    "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not environment.has_accelerator(), reason="needs a GPU")]
+)
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_a_seed_means_the_same_on_every_device_and_tomorrow(device):
+    logits = (torch.arange(8 * 50) * 37 % 101 / 25).view(8, 50).to(device)
+    rows = [{}, {"top_k": 9}, {"top_p": 0.6}, {"min_p": 0.3}, {"top_k": 1}, {"top_k": 20, "top_p": 0.8}, {}, {}]
+    seeds, positions = [0, 1, -1, 2**62, 5, 6, 7, 7], [0, 9, 100, 131072, 5, 6, 7, 8]
+    drawn = tokens(logits, rows, seeds, positions)
+    assert drawn == [22, 48, 31, 30, 32, 12, 34, 18]
+    assert drawn == [
+        tokens(logits[i : i + 1], rows[i : i + 1], seeds[i : i + 1], positions[i : i + 1])[0] for i in range(8)
+    ]
 
 
 def expected_candidates(probs, top_k, top_p, min_p):
@@ -194,3 +214,9 @@ def test_repetition_penalties_are_scaled_as_sglang_does_it():
     logits, penalties = torch.tensor([[2.0, -2.0, 0.0, 3.0]]), torch.tensor([[2.0, 2.0, 2.0, 1.0]])
     draw.scale(logits, penalties)
     assert logits.tolist() == [[1.0, -4.0, 0.0, 3.0]]
+
+
+def test_a_sampler_that_is_not_in_place_is_noticed_at_start():
+    with pytest.raises(SeamError, match="PAT's sampler is not in place of SimpleNamespace"):
+        draw.warm_up(SimpleNamespace(), "cpu", 8)
+    draw.warm_up(SimpleNamespace(best=None), "cpu", 8)
