@@ -12,6 +12,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -84,8 +85,45 @@ def load(source: str, dtype: torch.dtype, seed: int) -> tuple[PreTrainedModel, P
     return _tiny(source, dtype, seed) if source in BUILTIN else _checkpoint(source, dtype)
 
 
+def end_tokens(source: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Ids at which a response ends, the tokenizer's own first, then all that a checkpoint's files name.
+
+    Chat models have several (Llama 3.1 three): without one of them a response that ends so would run to its cap.
+    Raises UnsupportedModel naming the file whose eos_token_id is neither an id nor a list of them.
+    """
+    ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    files = [] if source in BUILTIN else [Path(source, name) for name in ("config.json", "generation_config.json")]
+    for file in filter(Path.is_file, files):
+        # The file, not the loaded object: transformers fills what is not there with the architecture's default.
+        named = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+        ids = named if isinstance(named, list) else [] if named is None else [named]
+        if not all(type(token) is int and token >= 0 for token in ids):
+            raise UnsupportedModel(f"{file}: eos_token_id is {named!r}; allowed: a token id, or a list of them")
+        ends += ids
+    if not ends:
+        raise UnsupportedModel(f"{source} names no end token: set eos_token in tokenizer_config.json")
+    return list(dict.fromkeys(ends))
+
+
+def _savable(generation: GenerationConfig) -> GenerationConfig:
+    """``generation``, or what of it transformers agrees to save: it loads more than it saves."""
+    for change in ({}, {"do_sample": True}):  # a temperature or top_p that is set is meant
+        generation.update(**change)
+        try:
+            generation.validate(strict=True)
+        except ValueError as error:
+            reason = " ".join(str(error).split())
+        else:
+            return generation
+    print(f"generation_config.json: only its tokens are kept: {reason}", flush=True)
+    kept = ("bos_token_id", "eos_token_id", "pad_token_id")
+    return GenerationConfig(**{name: getattr(generation, name) for name in kept})
+
+
 def write(source: str, dtype: str, tp_sizes: tuple[int, ...], seed: int, out: Path) -> PreTrainedTokenizerBase:
-    """Write checkpoint, tokenizer and ``pat.json`` (what was padded) to ``out``; return the tokenizer.
+    """Write checkpoint, tokenizer and ``pat.json`` (what was padded, what ends a response) to ``out``.
+
+    Returns the tokenizer.
 
     Raises UnsupportedModel if some tp cannot divide the model, RuntimeError if padding changed the logits.
     """
@@ -110,8 +148,14 @@ def write(source: str, dtype: str, tp_sizes: tuple[int, ...], seed: int, out: Pa
             f"heads padded from {spec.heads}/{spec.kv_heads} to {heads}/{kv_heads} for tp {max(tp_sizes)}",
             flush=True,
         )
+    ends = end_tokens(source, tokenizer)
     for config in (model.config, model.generation_config):
-        config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+        config.eos_token_id, config.pad_token_id = ends if len(ends) > 1 else ends[0], tokenizer.pad_token_id
+    facts["end_tokens"] = ends
+    # Of those that are ordinary text: a decoded response shows them, and they are no part of the answer.
+    shown = [tokenizer.decode([token], skip_special_tokens=True) for token in ends if token < len(tokenizer)]
+    facts["end_texts"] = [text for text in shown if text]
+    model.generation_config = _savable(model.generation_config)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     (out / "pat.json").write_text(json.dumps(facts, indent=2) + "\n")

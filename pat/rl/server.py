@@ -125,10 +125,11 @@ class Server:
         )
 
     def _end_tokens(self) -> list[int]:
-        generation = self.model.generation_config
-        ends = generation.eos_token_id if generation else None
-        ends = self.model.hf_config.eos_token_id if ends is None else ends
-        return [ends] if isinstance(ends, int) else list(ends or [])
+        """What SGLang may not know: verl replaces the configuration's end token by the tokenizer's."""
+        named = [
+            getattr(source, "eos_token_id", None) for source in (self.model.generation_config, self.model.hf_config)
+        ]
+        return sorted({token for ends in named for token in ([ends] if isinstance(ends, int) else ends or [])})
 
     # --- between generations -------------------------------------------------------------------------------
     async def sleep(self) -> None:
