@@ -15,7 +15,7 @@ from pat.engine.trace import decode_steps, readmission_s
 from pat.engine.transaction import PHASES
 from pat.predictor import Predictor
 from pat.predictor.remaining import drain
-from pat.rl.iteration import IterationError
+from pat.rl.iteration import COUNTED, IterationError
 
 TAIL_SHARE = 0.1  # the tail of a generation: at most this share of its requests is alive
 
@@ -73,6 +73,7 @@ ITERATIONS = {
     "save_s": pl.Float64,
     "warm_up": pl.Boolean,
 }
+# samples: those that were trained on.
 # switch_s, decision_s: of the server that took longest. save_s: of a checkpoint, which iteration_s leaves out.
 # warm_up: the first after a start of verl.
 # Column of iterations.parquet -> metric of verl 0.9.1
@@ -84,6 +85,7 @@ VERL_METRICS = {
     "weight_sync_s": "timing_s/update_weights",
     "reward_s": "timing_s/reward",
     "save_s": "timing_s/save_checkpoint",
+    "samples": COUNTED,
     "reward_mean": "critic/rewards/mean",
     "prob_diff_max": "training/rollout_probs_diff_max",
 }
@@ -133,6 +135,8 @@ def write(out: Path, predictor: Path | None, samples: int, starts: Collection[in
         of_iteration = _requests(number, servers, begin)
         if len(of_iteration) != samples:
             raise IterationError(f"iteration {number}: {len(of_iteration)} samples came back, {samples} were asked for")
+        if data.get(COUNTED) != samples:
+            raise IterationError(f"iteration {number}: {data.get(COUNTED, 0):.0f} of {samples} samples were trained on")
         live = [_switch(number, s, g, begin, model) for g in servers for s in g["switches"]]
         live = [row | {"switch": i} for i, row in enumerate(sorted(live, key=lambda row: row["at_s"]))]
         requests += of_iteration
@@ -250,7 +254,7 @@ def _iteration(
         "iteration": number,
         "iteration_s": row["iteration_s"] - (row["save_s"] or 0.0),
         "tokens": sum(lengths),
-        "samples": len(requests),
+        "samples": int(row["samples"]),
         "truncated": sum(request["finish_reason"] == "length" for request in requests),
         "response_len_mean": float(np.mean(lengths)),
         "response_len_max": max(lengths),

@@ -62,6 +62,7 @@ def overrides(
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
         "trainer.v1.sampler.custom_sampler.path": HERE / "sampler.py",
         "trainer.v1.sampler.custom_sampler.name": "PromptReplayBuffer",
+        "+trainer.v1.sampler.sampler_kwargs.samples": rollout.samples,
         "trainer.logger": ["console", "file"],
         "trainer.project_name": "pat",
         "trainer.experiment_name": arm,

@@ -10,6 +10,7 @@ import yaml
 
 from pat.config import Config, stage_config
 from pat.rl import train
+from pat.rl.iteration import COUNTED
 from pat.rl.train import Progress, TrainingFailed
 from tests.rl.endings import DEADLINE_S, gone
 from tests.rl.recording import METRICS, generation, request, switch, write
@@ -139,7 +140,7 @@ def test_a_killed_training_goes_on_and_counts_each_iteration_once(run, saving, t
     monkeypatch.setattr(train.job, "overrides", lambda *arguments: asked.append(arguments[-1]) or {"out": arguments[3]})
     assert "verl ended with status -9" in failure(run, interrupted(tmp_path), cfg=saving)
     capsys.readouterr()
-    second = json.dumps({"step": 2, "data": METRICS | {"critic/rewards/mean": 0.75}})
+    second = json.dumps({"step": 2, "data": METRICS | {"critic/rewards/mean": 0.75, COUNTED: 4}})
     run(
         f"ls $1/rollout > $1/found; cp {tmp_path}/good/rollout/000002* $1/rollout; echo '{second}' > $1/verl.jsonl",
         cfg=saving,
