@@ -7,7 +7,16 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    ValidationError,
+    computed_field,
+    create_model,
+)
 
 from pat.problems import ConfigError, translate
 
@@ -128,6 +137,11 @@ class Train(Section):
     extra: dict[str, Any] = {}
     """Any other verl (Hydra) settings, by their full dotted name."""
 
+    @property
+    def own_reward(self) -> bool:
+        """Whether the reward is the user's own, to which any ground truth may mean something."""
+        return any(key.lstrip("+").endswith("custom_reward_function.path") for key in self.extra)
+
 
 class Lengths(Section):
     """Where simulated response lengths come from; each kind reads the keys that name it."""
@@ -201,6 +215,11 @@ class Config(Section):
     report: Report = Report()
     tracking: Tracking = Tracking()
 
+    @computed_field
+    @property
+    def own_reward(self) -> bool:
+        return self.train.own_reward
+
 
 class File(Config):
     """A configuration file of PAT: one experiment's settings, and the experiments that differ from them."""
@@ -215,7 +234,7 @@ _ENGINE = ("ranks", "tp_sizes", "seed", "model")
 _TRAIN = (*_ENGINE, "rollout", "train")
 SECTIONS: dict[str, tuple[str, ...]] = {
     "hardware": (),
-    "assets": ("tp_sizes", "seed", "model", "data", "rollout.prompts", "rollout.max_prompt"),
+    "assets": ("tp_sizes", "seed", "model", "data", "own_reward", "rollout.prompts", "rollout.max_prompt"),
     "profile": (
         *(*_ENGINE, "profile"),
         *("rollout.max_prompt", "rollout.max_response", "rollout.kv_tokens", "rollout.sglang"),
@@ -256,6 +275,9 @@ def _subset(name: str, model: type[BaseModel], keys: Iterable[str]) -> type[Sect
         inside.setdefault(field, []).append(rest)
     fields: dict[str, Any] = {}
     for field, rest in inside.items():
+        if field in model.model_computed_fields:
+            fields[field] = (model.model_computed_fields[field].return_type, ...)
+            continue
         info = model.model_fields[field]
         whole = rest == [""]
         kind = Annotated[info.annotation, Field(), *info.metadata] if whole else _subset(name, info.annotation, rest)

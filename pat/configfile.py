@@ -246,7 +246,7 @@ def _data(config: Config) -> Iterator[Problem]:
 
     if config.data.source not in schema.GENERATED:
         try:
-            schema.read(config.data.source, rows=1)
+            schema.check(config.data.source, config.own_reward)
         except ValueError as error:
             yield Problem(("data", "source"), shown(config.data.source), str(error))
 

@@ -96,11 +96,12 @@ def truth(value: str | int | float) -> Truth:
     if found := number(text):
         return Truth(text, found, None)
     said = words(text)
-    if _is_words(said):
+    if _is_words(said) and not re.search(r"\b\w!", text):
         return Truth(text, None, said)
     expression = latex(text)
     named = re.sub(r"\\[A-Za-z]+ *\{[A-Za-z ,.]*\}", "", expression)  # \begin{pmatrix}, \text{ or }
-    if re.search(r"(?<![\\A-Za-z])[A-Za-z]{4,}", named) or len(expression) > LONGEST:
+    runs = set(re.findall(r"(?<![\\A-Za-z])[A-Za-z]{3,}", named)) - {"and"}  # xyz is a product, a sentence is none
+    if len(runs) > 1 or any(len(run) > 3 for run in runs) or len(expression) > LONGEST:
         raise ValueError("it is neither a number, nor words, nor an expression")
     return Truth(text, None, None)
 
@@ -188,11 +189,19 @@ def plain(text: str) -> str:
     text = _unicode(text)
     for pattern, written in _REWRITTEN:
         text = re.sub(pattern, written, text)
+    text = re.sub(r"(\d+)\.(\d{,20})\\overline\s*\{(\d{1,20})\}", _repeating, text)
     return re.sub(
         r"(\d?) ?\\frac\s*\{\s*(-?[\d,]+)\s*\}\s*\{\s*([\d,]+)\s*\}",
         lambda match: (match[1] and match[1] + " ") + f"{match[2]}/{match[3]}",
         text,
     )
+
+
+def _repeating(match: re.Match) -> str:
+    """A decimal whose last digits repeat, as a fraction."""
+    whole, fixed, repeated = match.groups()
+    scale, nines = 10 ** len(fixed), 10 ** len(repeated) - 1
+    return f"{int(whole + fixed) * nines + int(repeated)}/{scale * nines}"
 
 
 def _unicode(text: str) -> str:
@@ -231,4 +240,5 @@ def _is_words(said: str) -> bool:
     if re.search(r"[\\^_=<>{}+*/|]|\d[a-z]", said) or not said:
         return False
     runs = re.findall(r"[^\W\d_]+", said)
-    return bool(runs) and (len(said) == 1 or any(len(run) > 1 for run in runs)) and not set(runs) & set(_FUNCTIONS)
+    known = set(runs) & {*_FUNCTIONS} or not set(runs) - {"and", "or"}
+    return not known and (len(said) == 1 or any(len(run) > 1 for run in runs))

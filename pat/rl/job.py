@@ -83,6 +83,9 @@ def overrides(
         values[f"{ref}.rollout.router_config_path"] = _router_settings(cfg, out)
     if not environment.has_accelerator():
         values["trainer.device"] = "cpu"
+    if not train.own_reward:
+        facts = json.loads((model / "pat.json").read_text(encoding="utf-8"))
+        values["+reward.custom_reward_function.reward_kwargs.ends"] = facts.get("end_texts", [])
     values |= {f"{'' if key == 'num_cpus' else '+'}ray_kwargs.ray_init.{key}": value for key, value in ray.items()}
     values |= {f"+{ref}.rollout.engine_kwargs.sglang.{key}": value for key, value in rollout.sglang.items()}
     settings = rollout_settings(cfg, experiment, arm, out)

@@ -41,6 +41,8 @@ def experiment(tmp_path):
 def write_prompts(folder, rows):
     (folder / "data").mkdir(parents=True, exist_ok=True)
     pl.DataFrame({"prompt": ["x"] * rows}).write_parquet(folder / "data" / "train.parquet")
+    (folder / "model").mkdir(exist_ok=True)
+    (folder / "model" / "pat.json").write_text('{"end_texts": ["\\n", "a, b: {c}"]}')
 
 
 def overrides(experiment, arm="pat", ray=None, checkpoint=None, **sections):
@@ -240,3 +242,11 @@ def test_settings_of_the_documentation_are_accepted_and_reach_verl(experiment, t
     assert told.save_freq == (train.save_every or train.extra.get("trainer.save_freq", -1))
     folder = train.extra.get("trainer.default_local_dir", str(experiment))
     assert told.default_local_dir.startswith(folder)
+
+
+def test_the_reward_is_told_which_end_tokens_a_response_shows_unless_it_is_the_users_own(experiment):
+    told = composed(overrides(experiment)).reward.custom_reward_function
+    assert told.reward_kwargs.ends == ["\n", "a, b: {c}"]
+    own = composed(overrides(experiment, train={"extra": {"reward.custom_reward_function.path": "/mine.py"}}))
+    assert own.reward.custom_reward_function.path == "/mine.py"
+    assert "ends" not in own.reward.custom_reward_function.get("reward_kwargs", {})

@@ -59,7 +59,7 @@ ARMS = sorted({arm for each in EXPERIMENTS.values() for arm in each.arms})
 # The code whose edit makes a stage run again. Snakemake compares contents, so a fresh checkout runs nothing.
 CODE = {
     "hardware": ["cluster.py"],
-    "assets": ["model.py", "assets/*.py"],
+    "assets": ["model.py", "assets/*.py", "rl/answers.py", "rl/algebra.py"],
     "profile": [
         "layout.py",
         "seam.py",
