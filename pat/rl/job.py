@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pat.engine.cpu import environment
+from pat.engine.cpu import environment, stand_ins
 from pat.rl import processes, resume
 
 HERE = Path(__file__).parent
@@ -171,9 +171,9 @@ def variables(out: Path, nodes: int = 1) -> dict[str, str]:
     if environment.has_accelerator():
         return values
     values |= environment.ONE_THREAD
-    if environment.stubs_needed():
+    if stand_ins.needed():
         # In every process of the job from its start: verl imports transformers before it loads plugins.
-        values["PYTHONPATH"] = os.pathsep.join(filter(None, [values.get("PYTHONPATH"), str(environment.STUBS)]))
+        values["PYTHONPATH"] = os.pathsep.join(filter(None, [values.get("PYTHONPATH"), str(stand_ins.STUBS)]))
     return values
 
 

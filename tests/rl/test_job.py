@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from pat.config import Config, Train, stage_config
-from pat.engine.cpu import environment
+from pat.engine.cpu import environment, stand_ins
 from pat.rl import job
 from pat.rl.router import Router
 from pat.rl.settings import Settings
@@ -176,10 +176,10 @@ def test_the_users_own_environment_is_kept(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(environment.has_accelerator(), reason="for machines without an accelerator")
 def test_without_a_gpu_every_process_finds_the_stand_ins(tmp_path, monkeypatch):
-    monkeypatch.setattr(environment, "stubs_needed", lambda: True)
+    monkeypatch.setattr(stand_ins, "needed", lambda: True)
     monkeypatch.setenv("PYTHONPATH", "/first")
     told = job.variables(tmp_path)
-    assert told["PYTHONPATH"].split(":") == ["/first", str(environment.STUBS)]
+    assert told["PYTHONPATH"].split(":") == ["/first", str(stand_ins.STUBS)]
     assert told["VERL_PLATFORM"] == "cpu"
 
 
