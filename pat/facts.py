@@ -15,6 +15,7 @@ import polars as pl
 
 from pat import usage
 from pat.facts_overview import overview
+from pat.mlflow_limits import listed
 from pat.report.experiment import benchmark, load_arm
 from pat.report.style import arm_colours
 from pat.report.summary import kept_iterations, medians
@@ -282,7 +283,7 @@ def _data(directory: Path) -> list[DataSet]:
         if (path := directory / "data" / f"{split}.parquet").exists():
             sources = pl.read_parquet(path, columns=["data_source"])["data_source"]
             digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-            name = ", ".join(sources.unique().sort())
+            name = listed(sources.cast(pl.String).fill_null("no data_source").unique().sort())
             found.append(DataSet(name, split, str(path.resolve()), digest, len(sources)))
     return found
 

@@ -82,7 +82,7 @@ CODE = {
     ],
     "simulate": ["layout.py", "policy.py", "predictive.py", "predictor/*.py", "simulate/*.py"],
     "report": ["report/*", "jobs.py"],
-    "tracking": ["tracking.py", "facts.py", "facts_overview.py"],
+    "tracking": ["tracking.py", "mlflow_limits.py", "facts.py", "facts_overview.py"],
 }
 
 
