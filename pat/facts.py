@@ -272,7 +272,7 @@ def _origin(record: dict) -> dict[str, str]:
 
 def _job(path: Path) -> dict[str, str]:
     """Tags for the Slurm job that the stage ran in, and its node, where `pat.jobs.note` wrote them down."""
-    noted = json.loads(path.read_text()) if path.exists() else {}
+    noted = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     names = {"slurm_job_id": "pat.slurm_job_id", "node": "pat.node"}
     return {tag: str(noted[key]) for key, tag in names.items() if noted.get(key)}
 
@@ -291,4 +291,4 @@ def _data(directory: Path) -> list[DataSet]:
 def _json(path: Path) -> dict:
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing")
-    return json.loads(path.read_text())
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -73,7 +73,9 @@ def run(experiment_dir: Path, stage: str, cfg: Target, params: dict, out: Path) 
                 raise
             raise TrackingError(_away(uri, experiment_dir, error)) from None
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"run_id": run_id, "experiment_id": experiment_id, "uri": uri}, indent=2) + "\n")
+    out.write_text(
+        json.dumps({"run_id": run_id, "experiment_id": experiment_id, "uri": uri}, indent=2) + "\n", encoding="utf-8"
+    )
     page = f", {uri.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}" if uri.startswith(SERVER) else ""
     print(f"tracked {stage} of {experiment_dir.resolve().name} as MLflow run {run_id}{page}")
 

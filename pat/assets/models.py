@@ -114,5 +114,5 @@ def write(source: str, dtype: str, tp_sizes: tuple[int, ...], seed: int, out: Pa
         config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    (out / "pat.json").write_text(json.dumps(facts, indent=2) + "\n")
+    (out / "pat.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     return tokenizer

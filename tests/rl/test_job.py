@@ -191,6 +191,7 @@ def test_pats_own_log_is_where_it_is_looked_for_whatever_the_user_has_set(tmp_pa
 def test_nodes_share_an_iteration_and_its_requests_are_dealt_to_them_in_turn(experiment):
     values = overrides(experiment, ray={"address": "10.0.0.1:6379"}, train={"nodes": 2, "micro_batch": 2})
     told = composed(values)
+    job.write_router(config("pat"), experiment / "train" / "pat")
     assert (told.trainer.nnodes, told.trainer.n_gpus_per_node) == (2, 2)
     assert told.actor_rollout_ref.rollout.tensor_model_parallel_size == 2  # a replica stays inside a node
     assert Settings.from_verl(told.actor_rollout_ref.rollout.custom, 2).requests == 8
