@@ -44,7 +44,8 @@ def run(cfg, experiment: Path, arm: str) -> None:
             variables = job.variables(out, cfg.train.nodes)
             with _ray(cfg, out, variables) as (ray, variables, check), usage.sampled(out / "usage.parquet"):
                 checkpoints = resume.folder(experiment, arm)
-                job.write_router(cfg, out)
+                if cfg.train.nodes > 1:
+                    job.write_router(cfg, out)
                 values = job.overrides(cfg, experiment, arm, out, ray, checkpoints, begin.checkpoint)
                 guarded = [sys.executable, "-m", "pat.rl.guard", ray.get("_temp_dir", ""), *job.command(values)]
                 _run(guarded, variables, cfg, arm, out, begin.done, check)
