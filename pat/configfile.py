@@ -228,11 +228,12 @@ def _data(config: Config) -> Iterator[Problem]:
 
 
 def _tracking(config: Config) -> Iterator[Problem]:
-    uri = config.tracking.uri
-    file = uri.removeprefix("sqlite:///")
-    if "://" not in uri or uri.startswith("file:") or (file != uri and Path(file).is_dir()):
-        allowed = "sqlite:///FILE or a server's URL; MLflow no longer writes to a folder"
-        yield Problem(("tracking", "uri"), shown(uri), allowed)
+    uris = {("tracking", "uri"): config.tracking.uri, ("MLFLOW_TRACKING_URI",): os.environ.get("MLFLOW_TRACKING_URI")}
+    for place, uri in uris.items():
+        file = uri and uri.removeprefix("sqlite:///")
+        if uri and ("://" not in uri or uri.startswith("file:") or (file != uri and Path(file).is_dir())):
+            allowed = "sqlite:///FILE or a server's URL; MLflow no longer writes to a folder"
+            yield Problem(place, shown(uri), allowed)
 
 
 def _options(config: Config) -> Iterator[Problem]:

@@ -140,6 +140,12 @@ def test_numbers_among_the_options_of_others_need_no_dot(raw):
     assert config.rollout.sglang == {"mem_fraction_static": 0.6}
 
 
+def test_mlflows_variable_may_not_name_a_folder_either(raw, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "/tmp/mlruns")
+    with pytest.raises(ConfigError, match="MLFLOW_TRACKING_URI: got '/tmp/mlruns'; allowed: sqlite:///FILE"):
+        configfile.parse(raw)
+
+
 def test_greedy_generation_is_allowed_where_nothing_is_trained(raw):
     assert configfile.parse(configfile.merge(raw, {"rollout": {"temperature": 0}, "arms": []}))
 
