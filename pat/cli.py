@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pat import home
 from pat.problems import ConfigError, Problem, shown
 
 if TYPE_CHECKING:  # every command imports what it needs: most are started often, and briefly
@@ -39,7 +40,7 @@ def _stage(stage: str, path: Path, experiment: str | None, out: Path | None) -> 
     if path.suffix == ".json":
         if not path.is_file():
             raise ConfigError(Problem(("--config",), shown(str(path)), "a file that exists"))
-        config = schema.load_stage(path.read_text(), stage)
+        config = schema.load_stage(path.read_text(encoding="utf-8"), stage)
         out = out or path.parent.parent
     else:
         configs = configfile.load(path)
@@ -150,7 +151,7 @@ def track(
     from pat import tracking
 
     read = out / "config" / f"{stage}.json"
-    params = json.loads(read.read_text()) if read.exists() else {}
+    params = json.loads(read.read_text(encoding="utf-8")) if read.exists() else {}
     tracking.run(out, stage, cfg.tracking, params, out / "tracking" / f"{stage}.json")
 
 
@@ -265,6 +266,8 @@ def logged(context: typer.Context, log: Annotated[Path, typer.Argument(help="Whe
 
 
 def main() -> None:
+    sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of another encoding lacks some characters
+    home.ensure()
     try:
         app()
     except ConfigError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -31,6 +32,17 @@ def _number(value: Any) -> Any:
     return str(value) if isinstance(value, bool) else value
 
 
+def _options(value: Any) -> Any:
+    """Options of SGLang and verl, their numbers as numbers: YAML 1.1 reads 1e-2 as text, and Hydra would pass it on."""
+    if isinstance(value, dict):
+        return {key: _options(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_options(inner) for inner in value]
+    return float(value) if isinstance(value, str) and _FLOAT.fullmatch(value) else value
+
+
+_FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+Options = Annotated[dict[str, Any], BeforeValidator(_options)]
 Number = Annotated[float, BeforeValidator(_number)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 Bool = Annotated[bool, Strict()]
@@ -72,14 +84,14 @@ class Rollout(Section):
     max_response: Positive = 320
     """Longest response, tokens; generation is cut there."""
     temperature: Annotated[Number, Field(ge=0)] = 1.0
-    """Sampling temperature; 0 is greedy."""
+    """Sampling temperature; training refuses 0, since equal answers to a prompt teach nothing."""
     lengths: Positives | None = None
     """Replayed response lengths, tokens: request k of an iteration gets the k-th, cycled. null: natural."""
     kv_tokens: Positive = 16384
     """Size of one rank's KV cache at tp 1, tokens."""
     deadline_s: Annotated[Number, Field(gt=0)] = 900.0
     """Longest that the generation of one iteration may take, seconds; then training fails with the reason."""
-    sglang: dict[str, Any] = {}
+    sglang: Options = {}
     """Further arguments of sglang.Engine, for the profile and for training: {mem_fraction_static: 0.6}."""
 
 
@@ -134,7 +146,7 @@ class Train(Section):
     """Machines of `ranks` ranks that train together; tp stays inside one. More than one needs a Slurm job of them."""
     save_every: Positive | None = None
     """Iterations between checkpoints, from which a training that was interrupted goes on. null: it starts again."""
-    extra: dict[str, Any] = {}
+    extra: Options = {}
     """Any other verl (Hydra) settings, by their full dotted name."""
 
     @property

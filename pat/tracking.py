@@ -18,6 +18,7 @@ from urllib.parse import quote
 from filelock import FileLock
 
 from pat import facts as stage_facts
+from pat import mlflow_limits as limits
 from pat import provenance
 from pat.facts import DataSet, Facts, Measurement
 
@@ -32,7 +33,6 @@ from mlflow.exceptions import MlflowException, RestException
 SQLITE = "sqlite:///"
 SERVER = ("http://", "https://")
 VARIABLE = "MLFLOW_TRACKING_URI"
-MAX_METRICS, MAX_PARAMS, MAX_PARAM_LENGTH = 1000, 100, 6000  # MLflow's limits of a request and of a value
 MAX_DIFF = 1_000_000  # characters of uncommitted changes that are kept
 
 
@@ -73,7 +73,9 @@ def run(experiment_dir: Path, stage: str, cfg: Target, params: dict, out: Path) 
                 raise
             raise TrackingError(_away(uri, experiment_dir, error)) from None
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"run_id": run_id, "experiment_id": experiment_id, "uri": uri}, indent=2) + "\n")
+    out.write_text(
+        json.dumps({"run_id": run_id, "experiment_id": experiment_id, "uri": uri}, indent=2) + "\n", encoding="utf-8"
+    )
     page = f", {uri.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}" if uri.startswith(SERVER) else ""
     print(f"tracked {stage} of {experiment_dir.resolve().name} as MLflow run {run_id}{page}")
 
@@ -132,13 +134,13 @@ def _log(
     """Writes the run and removes those it replaces; returns its id. The run's times are the stage's own."""
     end_ms = int(1000 * max(path.stat().st_mtime for path in files))
     seconds = next((each.value for each in facts.metrics if each.name == "stage/seconds"), 0.0)
-    name = facts.name or stage
+    name = limits.shortened(facts.name or stage, limits.RUN)
     run_id = client.create_run(experiment_id, int(end_ms - 1000 * seconds), _tags(stage, facts), name).info.run_id
     try:
         settings = dict(stage_facts.flatten(params)) | dict(stage_facts.flatten(facts.params))
-        for some in _chunks(list(settings.items()), MAX_PARAMS):
-            client.log_batch(run_id, params=[Param(key, value[:MAX_PARAM_LENGTH]) for key, value in some])
-        for some in _chunks(facts.metrics, MAX_METRICS):
+        for some in _chunks(list(limits.names(settings.items()).items()), limits.PARAMS):
+            client.log_batch(run_id, params=[Param(key, value) for key, value in some])
+        for some in _chunks(facts.metrics, limits.METRICS):
             client.log_batch(run_id, [_metric(each, end_ms) for each in some])
         if facts.data:
             client.log_inputs(run_id, [_dataset(data) for data in facts.data])
@@ -147,7 +149,8 @@ def _log(
             client.log_artifact(run_id, str(path), None if folder == Path(".") else folder.as_posix())
         _log_origin(client, run_id, facts)
         if facts.note:
-            client.set_tag(run_id, "mlflow.note.content", _note(facts, run_id, experiment_dir))
+            note = limits.lines(_note(facts, run_id, experiment_dir), limits.TAG)
+            client.set_tag(run_id, "mlflow.note.content", note)
         client.set_terminated(run_id, "FINISHED", end_ms)
     except BaseException:  # an interrupt too: a run that says RUNNING for ever misleads
         with suppress(Exception):  # the server may be what failed; the next run of the stage replaces this one
@@ -158,7 +161,8 @@ def _log(
         if earlier.info.run_id != run_id:
             client.delete_run(earlier.info.run_id)
     if facts.remark:
-        client.set_experiment_tag(experiment_id, "mlflow.note.content", facts.remark)
+        remark = limits.lines(facts.remark, limits.EXPERIMENT_TAG)
+        client.set_experiment_tag(experiment_id, "mlflow.note.content", remark)
     return run_id
 
 
@@ -170,7 +174,7 @@ def _tags(stage: str, facts: Facts) -> dict[str, str]:
         tags["mlflow.user"] = getpass.getuser()
     if facts.colour:
         tags["mlflow.runColor"] = facts.colour
-    return tags
+    return {limits.name(key): limits.shortened(value, limits.TAG) for key, value in tags.items()}
 
 
 def _log_origin(client: MlflowClient, run_id: str, facts: Facts) -> None:
@@ -194,7 +198,7 @@ def _note(facts: Facts, run_id: str, experiment_dir: Path) -> str:
 
 
 def _metric(each: Measurement, end_ms: int) -> Metric:
-    return Metric(each.name, each.value, end_ms if each.time_ms is None else each.time_ms, each.step)
+    return Metric(limits.name(each.name), each.value, end_ms if each.time_ms is None else each.time_ms, each.step)
 
 
 def _dataset(data: DataSet) -> DatasetInput:

@@ -127,4 +127,4 @@ def write(
     model.generation_config = ends.savable(model.generation_config)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    (out / "pat.json").write_text(json.dumps(facts, indent=2) + "\n")
+    (out / "pat.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")

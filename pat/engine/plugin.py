@@ -15,7 +15,7 @@ from functools import partial
 from pat.engine import draw, endings, groups, sampling
 from pat.engine import sglang_api as sg
 from pat.engine.board import Board, request_key
-from pat.engine.cpu import environment, processes
+from pat.engine.cpu import environment, processes, stand_ins
 from pat.engine.cpu.allreduce import SharedMemoryCollectives, supported
 from pat.engine.ordering import Counts, InOrder
 from pat.engine.settings import KV_CHOICES, KvCosts, Settings
@@ -50,7 +50,7 @@ def hook_scheduler(settings: Settings) -> None:
     """In the data-parallel controller and the schedulers, which it starts."""
     on_cpu = not environment.has_accelerator()
     if on_cpu:
-        environment.add_stubs()
+        stand_ins.add()
     hook, kind = sg.HookRegistry.register, sg.HookType
     hook(sg.path("Scheduler"), scheduler_class(settings), kind.REPLACE)
     hook(

@@ -93,7 +93,7 @@ VERL_METRICS = {
 
 def generations(out: Path) -> list[dict[str, Any]]:
     """The records that the servers have written so far, by iteration and server."""
-    return [json.loads(file.read_text()) for file in sorted((out / "rollout").glob("*.json"))]
+    return [json.loads(file.read_text(encoding="utf-8")) for file in sorted((out / "rollout").glob("*.json"))]
 
 
 def verl_lines(out: Path) -> list[dict[str, Any]]:
@@ -101,7 +101,7 @@ def verl_lines(out: Path) -> list[dict[str, Any]]:
     interrupted training that this one goes on from."""
     files = [file for name in ("verl-before.jsonl", "verl.jsonl") if (file := out / name).exists()]
     # a line without its end is being written
-    lines = [json.loads(line) for file in files for line in file.read_text().split("\n")[:-1]]
+    lines = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").split("\n")[:-1]]
     return list({line["step"]: line for line in lines}.values())
 
 

@@ -160,7 +160,7 @@ class Server:
         """Show the policy what earlier iterations generated here, if a training goes on from a checkpoint."""
         self._started = True
         records = sorted(self.settings.log.glob(f"*-{self.replica_rank:03d}.json")) if self.settings.log else []
-        for generation in map(json.loads, map(Path.read_text, records)):
+        for generation in map(json.loads, map(Path.read_bytes, records)):
             if generation["iteration"] < self.iteration.number:
                 self.policy.observe(*lengths(generation["requests"], self.cap))
 
@@ -180,7 +180,7 @@ class Server:
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{self.iteration.number:06d}-{self.replica_rank:03d}.json"
         partial = file.with_suffix(".part")
-        partial.write_text(json.dumps(data))
+        partial.write_text(json.dumps(data), encoding="utf-8")
         partial.rename(file)  # a reader never sees half a file
 
     async def abort_all_requests(self, reject_request: bool = False) -> None:

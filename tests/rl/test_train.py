@@ -48,6 +48,19 @@ def run(cfg, tmp_path, monkeypatch):
     return start
 
 
+def test_ray_has_a_token_of_this_training_alone(run, tmp_path, monkeypatch):
+    """By itself Ray keeps one in the user's home, for all trainings, and fails where that cannot be written to."""
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "another's, which Ray would prefer")
+    told = tmp_path / "told"
+    script = (
+        f'echo "$RAY_AUTH_MODE $RAY_AUTH_TOKEN $(wc -c < $RAY_AUTH_TOKEN_PATH) $RAY_AUTH_TOKEN_PATH" > {told}; exit 3'
+    )
+    failure(run, script)
+    mode, length, path = told.read_text(encoding="utf-8").split()
+    assert (mode, length) == ("token", "64")
+    assert not Path(path).exists()
+
+
 def failure(run, script, **options) -> str:
     with pytest.raises(TrainingFailed) as caught:
         run(script, **options)

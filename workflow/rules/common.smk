@@ -12,6 +12,7 @@ from snakemake.settings.types import DeploymentMethod
 
 from pat import clusterfile as pat_clusterfile
 from pat import configfile as pat_configfile
+from pat import yamlfile as pat_yamlfile
 from pat.config import stage_config
 from pat.problems import ConfigError
 
@@ -21,7 +22,7 @@ if shutil.which("pat") is None:
 
 try:
     for path in workflow.overwrite_configfiles or ["config/config.yaml"]:
-        pat_configfile.read(path)  # Snakemake's own reader takes a key twice without a word
+        pat_yamlfile.read(path)  # Snakemake's own reader takes a key twice without a word
     EXPERIMENTS = pat_configfile.parse(config)
     CLUSTER = pat_clusterfile.load()
 except ConfigError as error:
@@ -82,7 +83,7 @@ CODE = {
     ],
     "simulate": ["layout.py", "policy.py", "predictive.py", "predictor/*.py", "simulate/*.py"],
     "report": ["report/*", "jobs.py"],
-    "tracking": ["tracking.py", "facts.py", "facts_overview.py"],
+    "tracking": ["tracking.py", "mlflow_limits.py", "facts.py", "facts_overview.py"],
 }
 
 
@@ -121,8 +122,8 @@ def renew_settings(experiment):
         file = f"results/{experiment}/config/{stage}.json"
         record = Path(".snakemake/metadata", base64.b64encode(file.encode(), b"-_").decode())
         wanted = settings(experiment, stage) + "\n"
-        if not record.exists() and Path(file).exists() and Path(file).read_text() != wanted:
-            Path(file).write_text(wanted)
+        if not record.exists() and Path(file).exists() and Path(file).read_text(encoding="utf-8") != wanted:
+            Path(file).write_text(wanted, encoding="utf-8")
 
 
 def here(experiment):

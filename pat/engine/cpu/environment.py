@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 from pathlib import Path
 
-STUBS = Path(__file__).parent / "stubs"
+from pat.engine.cpu import stand_ins
+
 # Each rank has one core: a second thread on it would only wait for the first, spinning. Not a default but set, since
 # Snakemake gives every job a number of threads in these variables.
 ONE_THREAD = {
@@ -43,7 +43,7 @@ def prepare() -> None:
     for key, value in defaults.items():
         os.environ.setdefault(key, value)
     os.environ.update(ONE_THREAD)
-    add_stubs()
+    stand_ins.add()
 
 
 def _other_models() -> list[str]:
@@ -60,22 +60,6 @@ def pin_to_core(rank: int) -> None:
     """Keep this rank's process on one core: two spinning ranks on one core would wait for each other."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
-
-
-def stubs_needed() -> bool:
-    """Whether SGLang imports a package that this environment lacks for want of a CPU wheel."""
-    return not all(importlib.util.find_spec(name) for name in ("sgl_kernel", "torchvision"))
-
-
-def add_stubs() -> None:
-    """Make SGLang importable: stand-ins for the packages without a CPU wheel, last on the path.
-
-    Raises ImportError if transformers was imported before: it remembers that there was no torchvision.
-    """
-    if stubs_needed():
-        if "transformers" in sys.modules:
-            raise ImportError("import pat before transformers: SGLang needs stand-ins on the path that PAT adds")
-        sys.path.append(str(STUBS))
 
 
 def server_args() -> dict:
