@@ -12,7 +12,7 @@ import time
 from collections import deque
 from functools import partial
 
-from pat.engine import draw, endings, groups, sampling
+from pat.engine import draw, endings, groups, penalties, sampling
 from pat.engine import sglang_api as sg
 from pat.engine.board import Board, request_key
 from pat.engine.cpu import environment, processes
@@ -71,6 +71,9 @@ def hook_scheduler(settings: Settings) -> None:
     hook(f"{sg.path('SamplingBatchInfo')}.from_schedule_batch", sampling.from_schedule_batch, kind.AROUND)
     hook(sg.path("Sampler"), draw.sampler_class(), kind.REPLACE)
     hook(sg.path("apply_scaling_penalties"), draw.scale, kind.REPLACE)
+    hook(f"{sg.path('SamplingBatchInfo')}.copy_for_forward", penalties.copy_for_forward, kind.AROUND)
+    hook(f"{sg.path('ScheduleBatch')}.cumulate_penalty_output_tokens", penalties.count_known, kind.REPLACE)
+    hook(f"{sg.path('ModelRunner')}.sample", penalties.sample, kind.AROUND)
     if on_cpu:
         hook(sg.path("set_envs_and_config"), lambda result, *_, **__: processes.use(), kind.AFTER)
         hook(f"{controller}.event_loop", controller_event_loop, kind.REPLACE)

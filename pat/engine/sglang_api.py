@@ -96,7 +96,7 @@ NAMES = {
     "ScheduleBatch": ("sglang.srt.managers.schedule_batch.ScheduleBatch", ()),
     "FutureMap": ("sglang.srt.managers.overlap_utils.FutureMap", ()),
     "RelayPayload": ("sglang.srt.managers.overlap_utils.RelayPayload", ("bonus_tokens",)),
-    "Penalties": ("sglang.srt.sampling.penaltylib.BatchedPenalizerOrchestrator", ("vocab_size", "batch", "penalizers")),
+    "Penalizer": ("sglang.srt.sampling.penaltylib.orchestrator._BatchedPenalizer", ()),
     "SamplingBatchInfo": (
         "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo",
         (
@@ -208,8 +208,12 @@ METHODS = (
     ),
     ("ScheduleBatch", "prepare_for_prebuilt", ("self",)),
     ("FutureMap", "stash", ("self", "future_indices", "payload")),
-    ("Penalties", "cumulate_output_tokens", ("self", "output_ids")),
-    ("Penalties", "merge", ("self", "their")),
+    ("ScheduleBatch", "cumulate_penalty_output_tokens", ("self",)),
+    ("SamplingBatchInfo", "copy_for_forward", ("self",)),
+    ("ModelRunner", "sample", ("self", "logits_output", "forward_batch")),
+    ("Penalizer", "cumulate_output_tokens", ("self", "output_ids")),
+    ("Penalizer", "apply", ("self", "logits")),
+    ("Penalizer", "is_prepared", ("self",)),
 )
 
 # What a switch reads from or sets on SGLang's objects. Setting one that is gone would do nothing, and say nothing.
@@ -249,6 +253,13 @@ RUNNER = (
     "graph_memory_usage",
 )
 POOL = ("k_buffer", "v_buffer", "size", "head_num", "row_dim", "v_row_dim", "head_dim", "v_head_dim", "kv_cache_layout")
+# SGLang's penalties, and where each keeps what it has counted [requests, ...].
+COUNTED = {
+    "BatchedFrequencyPenalizer": "cumulated_frequency_penalties",
+    "BatchedPresencePenalizer": "cumulated_presence_penalties",
+    "BatchedRepetitionPenalizer": "cumulated_repetition_penalties",
+    "BatchedMinNewTokensPenalizer": "len_output_tokens",
+}
 
 seam = Seam("sglang", "0.5.23", NAMES, METHODS)
 path = seam.path
