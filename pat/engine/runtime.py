@@ -2,19 +2,24 @@
 
 A set is the model object, the attention backends, the eager runner and, on an accelerator, the captured graphs. A
 graph replays with the addresses and head counts of its capture, so a set is built while SGLang's parallel context,
-groups and KV pool are those of its size. All sets share the memory that graphs compute in, the static input buffers,
-the logits buffer and the workspaces of the attention backends: only one size runs at a time.
+groups and KV pool are those of its size. All sets share the memory that graphs compute in and the workspaces of the
+attention backends: only one size runs at a time. SGLang itself shares what is large enough: the logits buffer with a
+size that captures no larger batches, an input buffer with one of the same length.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import time
+from collections.abc import Iterator
 
 import torch
 from torch.nn import Module
 
 from pat.engine import sglang_api as sg
+from pat.engine.capture import batches
 from pat.engine.device import Cpu, device_of
 
 log = logging.getLogger("sglang.pat")
@@ -75,6 +80,7 @@ class Runtimes:
         self.names = set(KEPT)
         self.tp = sg.get_parallel().tp_size
         self._sets: dict[int, dict] = {self.tp: self._on_runner()}
+        self._base_decode_bytes = runner.graph_memory_usage.get("decode", 0) * (1 << 30)
         self.memory_bytes = {self.tp: int(sum(runner.graph_memory_usage.values()) * (1 << 30))}
 
     # Without gradients as SGLang builds its own, and not in inference mode, whose tensors nobody may write to later.
@@ -100,8 +106,9 @@ class Runtimes:
             runner.model = model
             if self.device.captures_graphs:
                 setattr(runner, WARMED_UP, False)  # or workspaces of this size's groups would be made within a capture
-            runner.init_attention_backends()
-            runner.init_cuda_graphs()
+            with self._batches_of(tp):
+                runner.init_attention_backends()
+                runner.init_cuda_graphs()
         except Exception as error:
             error.add_note(f"PAT was building the graphs of tp {tp}. If memory is short: {ADVICE}.")
             raise
@@ -115,6 +122,34 @@ class Runtimes:
                 f"attention backends and graphs of tp {tp} took {taken:,} bytes of device memory, more than the "
                 f"{self.budget_bytes:,} that each size may take: {ADVICE}, or raise graph_memory_bytes="
             )
+
+    @contextlib.contextmanager
+    def _batches_of(self, tp: int) -> Iterator[None]:
+        """SGLang's list of batches to capture in decode is that of ``tp``, unless the user has given one."""
+        args, graphs = self.runner.server_args, None
+        given = (args.cuda_graph_config, args.cuda_graph_bs_decode, args.cuda_graph_max_bs_decode)
+        if self.device.captures_graphs and given == (None, None, None):
+            graphs = sg.get_exec().graph.cuda_graph_config.decode
+        if graphs is None or not graphs.bs or graphs.backend == "disabled":
+            yield
+            return
+        base = graphs.bs, graphs.max_bs
+        # SGLang captures no batch that the base size has no rows for.
+        largest = min(max(graphs.bs), self.runner.req_to_token_pool.size)
+        # What a row of the largest batch has cost at the base size, everything else included: an upper bound.
+        row_bytes = self._base_decode_bytes / largest
+        rows = self.budget_bytes / row_bytes if row_bytes else math.inf
+        graphs.bs = batches(
+            [bs for bs in graphs.bs if bs <= largest],
+            tp // min(self._sets),
+            self.runner.req_to_token_pool.size,
+            rows,
+        )
+        graphs.max_bs = graphs.bs[-1]
+        try:
+            yield
+        finally:
+            graphs.bs, graphs.max_bs = base
 
     def use(self, tp: int) -> None:
         """Put the set of ``tp`` on the runner. What is on it now is kept as the present size's, replaced or not."""

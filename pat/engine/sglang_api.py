@@ -59,6 +59,7 @@ NAMES = {
         ("server_args",),
     ),
     "get_parallel": ("sglang.srt.runtime_context.get_parallel", ()),
+    "get_exec": ("sglang.srt.runtime_context.get_exec", ()),
     "get_device": ("sglang.srt.runtime_context.get_device", ()),
     "set_group_timeout": ("torch.distributed.distributed_c10d._set_pg_timeout", ("timeout", "group")),
     # model and weights

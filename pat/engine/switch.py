@@ -78,7 +78,7 @@ class Switcher:
     def _build_sizes(self) -> None:
         """Model, attention backends and graphs of every wider size; on all ranks at once, since graphs communicate."""
         base_model = self.runner.model
-        for tp in self.settings.tp_sizes[1:]:
+        for tp in reversed(self.settings.tp_sizes[1:]):  # the widest first: narrower ones fit into its logits buffer
             wide = Layout(self.settings.ranks, tp)
             model = build_model(self.runner, self.groups.topology[tp])
             first_heads = tuple(layout.kv_heads(self.rank, self.pool.kv_heads).start for layout in (self.base, wide))

@@ -42,7 +42,9 @@ def penalised_greedily(reference, job):
         with torch.no_grad():
             logits = reference.model(torch.tensor([job.prompt + tokens])).logits[0, -1].float()
         for token in set(tokens):
-            logits[token] -= params.get("frequency_penalty", 0) * tokens.count(token) + params.get("presence_penalty", 0)
+            logits[token] -= params.get("frequency_penalty", 0) * tokens.count(token) + params.get(
+                "presence_penalty", 0
+            )
         for token in set(tokens):
             scale = params.get("repetition_penalty", 1)
             logits[token] = logits[token] * scale if logits[token] < 0 else logits[token] / scale

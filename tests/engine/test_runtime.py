@@ -4,17 +4,24 @@ import ast
 import importlib.util
 import logging
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pat.engine import runtime
+from pat.engine.capture import batches
 from pat.engine.device import Cpu, device_of, visible_devices
 from pat.engine.runtime import KEPT, WARMED_UP, GraphMemoryError, Runtimes
 from pat.layout import Layout
+
+
+GIVEN = ("cuda_graph_config", "cuda_graph_bs_decode", "cuda_graph_max_bs_decode")
 
 
 class Runner:
@@ -23,7 +30,8 @@ class Runner:
     def __init__(self, context, prefill_graphs=True):
         self.context, self.prefill_graphs = context, prefill_graphs
         self.device, self.capture_tail_hooks, self.capture_head_hooks = "cpu", [], []
-        self.model, self.req_to_token_pool = "model 1", object()
+        self.model, self.req_to_token_pool = "model 1", SimpleNamespace(size=1500)
+        self.server_args = SimpleNamespace(**dict.fromkeys(GIVEN))
         self.stray = self.error = None
         self.init_attention_backends()
         self.init_cuda_graphs()
@@ -42,6 +50,7 @@ class Runner:
             self.attention_layers = [self.made("layer")]
         self.eager_runner = self.made("eager runner")
         self.decode_cuda_graph_runner = self.made("decode graphs")
+        self.decode_cuda_graph_capture_bs = self.context.decode.bs
         self.graph_memory_usage = {"prefill": 0.5, "decode": 0.25}
         if self.stray:
             setattr(self, self.stray, self.made(self.stray))
@@ -70,14 +79,16 @@ class Accelerator(Cpu):
 @pytest.fixture
 def context(monkeypatch):
     """SGLang's parallel context; at(tp) makes it that of another size."""
-    made = SimpleNamespace(tp_size=1, tp_group=None)
+    decode = SimpleNamespace(backend="full", bs=[1, 2, 4, 8, 64, 256], max_bs=256)
+    made = SimpleNamespace(tp_size=1, tp_group=None, decode=decode)
 
     def at(tp):
         made.tp_size, made.tp_group = tp, SimpleNamespace(device_group=f"group of tp {tp}")
 
     made.at = at
     at(1)
-    monkeypatch.setattr(runtime, "sg", SimpleNamespace(get_parallel=lambda: made))
+    executed = SimpleNamespace(graph=SimpleNamespace(cuda_graph_config=SimpleNamespace(decode=decode)))
+    monkeypatch.setattr(runtime, "sg", SimpleNamespace(get_parallel=lambda: made, get_exec=lambda: executed))
     return made
 
 
@@ -173,6 +184,51 @@ def test_too_much_memory_names_the_size_the_bytes_and_the_options(context, budge
     text = str(caught.value)
     for part in ("tp 4", f"took {allowed + 1} bytes", f"the {allowed} ", "cuda_graph_max_bs_decode", "graph_memory_by"):
         assert part in text
+
+
+def captured(context, runner, budget_bytes=1 << 30):
+    """{tp: batches that are captured}."""
+    runtimes = build(context, runner, budget_bytes=budget_bytes)
+    assert (context.decode.bs, context.decode.max_bs) == ([1, 2, 4, 8, 64, 256], 256)  # is SGLang's again
+    found = {}
+    for tp in (1, 2, 4):
+        runtimes.use(tp)
+        found[tp] = runner.decode_cuda_graph_capture_bs
+    return found
+
+
+def test_a_wide_replica_captures_the_batches_of_as_many_narrow_ones(context):
+    found = captured(context, Runner(context))
+    assert found[1] == [1, 2, 4, 8, 64, 256]
+    assert found[2] == [*found[1], 288, 320, 352, 384, 416, 448, 480, 512]
+    assert found[4] == [*found[2], 576, 640, 704, 768, 832, 896, 960, 1024]
+
+
+def test_no_batch_is_captured_that_cannot_run_or_that_the_budget_does_not_hold(context):
+    runner = Runner(context)
+    runner.req_to_token_pool.size = 300  # at most so many requests
+    assert captured(context, runner)[4][-2:] == [288, 300]
+    # The fake's decode graphs of 256 rows have taken 256 MiB: a budget of 400 MiB holds 400 rows.
+    assert captured(context, Runner(context), budget_bytes=400 << 20)[4][-2:] == [384, 400]
+    assert captured(context, Runner(context), budget_bytes=1)[4][-1] == 256
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_the_users_list_is_every_sizes(context, name):
+    runner = Runner(context)
+    setattr(runner.server_args, name, [1, 2])
+    assert captured(context, runner)[4] == [1, 2, 4, 8, 64, 256]
+
+
+@given(st.sets(st.integers(1, 512), min_size=1), st.integers(1, 16), st.integers(1, 8192), st.floats(0, 1e5))
+def test_lists_hold_the_bases_and_grow_by_an_eighth(base, factor, requests, rows):
+    got = batches(base, factor, requests, rows)
+    assert got == sorted(set(got))
+    assert [bs for bs in got if bs <= max(base)] == sorted(base)
+    assert got[-1] <= max(max(base), min(max(base) * factor, requests, rows))
+    new = got[len(base) - 1 :]
+    assert len(new) <= 9 * (1 + factor.bit_length())
+    assert all(b - a <= max(1, a / 8) for a, b in pairwise(new))
 
 
 def test_a_cpu_has_no_budget(context):
