@@ -20,7 +20,6 @@ from pat.engine.device import Cpu, device_of, visible_devices
 from pat.engine.runtime import KEPT, WARMED_UP, GraphMemoryError, Runtimes
 from pat.layout import Layout
 
-
 GIVEN = ("cuda_graph_config", "cuda_graph_bs_decode", "cuda_graph_max_bs_decode")
 
 
