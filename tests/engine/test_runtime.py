@@ -3,22 +3,18 @@
 import ast
 import importlib.util
 import logging
-from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pat.engine import runtime
 from pat.engine.capture import batches
-from pat.engine.device import Cpu, device_of, visible_devices
+from pat.engine.device import Cpu
 from pat.engine.runtime import KEPT, WARMED_UP, GraphMemoryError, Runtimes
-from pat.layout import Layout
 
 GIVEN = ("cuda_graph_config", "cuda_graph_bs_decode", "cuda_graph_max_bs_decode")
 
@@ -295,44 +291,3 @@ def test_the_list_is_what_sglang_sets_for_a_size():
     found |= assigned("layers/attention/attention_registry.py", {"runner"}, {"attn_backend_wrapper"})
     assert found | {"model"} == set(KEPT)
     assert assigned("model_executor/runner/base_runner.py", {"mr"}, {"_warmup"}) == {WARMED_UP}
-
-
-def test_the_device_is_chosen_by_sglangs_name_of_it():
-    assert type(device_of("cpu")) is Cpu
-    assert device_of("cpu:0").name == "cpu"
-
-
-def connect(rank: int, folder: str) -> None:
-    limit = timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=limit)
-    Cpu().connect(dist.group.WORLD)
-    Cpu().connect(dist.new_group([rank], use_local_synchronization=True))  # alone: nothing to connect
-    Path(folder, f"connected {rank}").touch()
-    dist.destroy_process_group()
-
-
-def test_a_group_is_connected_by_all_of_its_ranks(tmp_path):
-    torch.multiprocessing.spawn(connect, (str(tmp_path),), 2)
-    assert len(list(tmp_path.glob("connected *"))) == 2
-
-
-@pytest.mark.parametrize(
-    ("base", "sizes", "devices"),
-    [(1, (1, 2, 4), "a,c,b,d"), (2, (2, 4), "a,b,c,d"), (1, (1, 4), "a,b,c,d"), (4, (4,), "a,b,c,d")],
-)
-def test_replicas_of_every_size_are_on_devices_in_a_row(monkeypatch, base, sizes, devices):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "a,b,c,d")
-    layout = Layout(4, base)
-    assert visible_devices(layout, sizes) == {"CUDA_VISIBLE_DEVICES": devices}
-    # SGLang starts replica after replica, each rank of it on the next visible device.
-    ranks = [layout.rank(replica, tp_rank) for replica in range(layout.dp) for tp_rank in range(base)]
-    where = dict(zip(ranks, devices.split(","), strict=True))
-    for tp in sizes:
-        for replica in Layout(4, tp).replicas:
-            assert "".join(sorted(where[rank] for rank in replica)) in "abcd"
-
-
-def test_fewer_devices_than_ranks_are_an_error(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    with pytest.raises(ValueError, match="2 ranks need as many GPUs; visible are 1"):
-        visible_devices(Layout(2, 1), (1, 2))
