@@ -14,12 +14,13 @@ import torch.distributed as dist
 from pat.layout import Layout, neighbours
 
 
-def visible_devices(layout: Layout, tp_sizes: Sequence[int]) -> dict[str, str]:
+def visible_devices(layout: Layout, tp_sizes: Sequence[int], one_device: bool = False) -> dict[str, str]:
     """CUDA_VISIBLE_DEVICES for an engine of base ``layout``, so that each replica is on devices in a row.
 
     SGLang gives its processes the visible devices in the order of replicas; the ranks of a wide replica would be
     far from each other there, which matters where not all devices are linked alike. UUIDs of GPUs become indices,
-    which SGLang wants. Raises ValueError with fewer devices than ranks, and for a UUID that is no GPU's here.
+    which SGLang wants. one_device: the first one is all ranks'. Raises ValueError with fewer devices than ranks, and
+    for a UUID that is no GPU's here.
     """
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = given.split(",") if given else [str(i) for i in range(torch.cuda.device_count())]
@@ -27,6 +28,8 @@ def visible_devices(layout: Layout, tp_sizes: Sequence[int]) -> dict[str, str]:
     if any(device.startswith("GPU-") for device in devices):
         devices = _indices(devices)
         order_of_indices = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # else CUDA may count in another way than the driver
+    if one_device:
+        return {"CUDA_VISIBLE_DEVICES": devices[0]} | order_of_indices
     if len(devices) < layout.ranks:
         raise ValueError(f"{layout.ranks} ranks need as many GPUs; visible are {len(devices)} ({','.join(devices)})")
     order = neighbours(layout.ranks, tp_sizes)

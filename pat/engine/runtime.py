@@ -69,12 +69,15 @@ class Runtimes:
     """The sets of all sizes of one model runner, of which one is on the runner.
 
     Made while the runner is as SGLang started it, at the base size. budget_bytes: device memory that each further
-    size may take; None: 5 % of the device's. memory_bytes: {tp: device bytes that its set took}; of the base size
-    what SGLang itself measured for its graphs; 0 on a CPU.
+    size may take; None: 5 % of the device's. backend: SGLang's, of their decode graphs; None: the base's.
+    memory_bytes: {tp: device bytes that its set took}; of the base size what SGLang itself measured for its graphs; 0
+    on a CPU.
     """
 
-    def __init__(self, runner, budget_bytes: int | None = None, device: Cpu | None = None) -> None:
-        self.runner = runner
+    def __init__(
+        self, runner, budget_bytes: int | None = None, device: Cpu | None = None, backend: str | None = None
+    ) -> None:
+        self.runner, self.backend = runner, backend
         self.device = device or device_of(runner.device)
         self.budget_bytes = int(self.device.total_bytes * MEMORY_FRACTION) if budget_bytes is None else budget_bytes
         self.names = set(KEPT)
@@ -106,7 +109,7 @@ class Runtimes:
             runner.model = model
             if self.device.captures_graphs:
                 setattr(runner, WARMED_UP, False)  # or workspaces of this size's groups would be made within a capture
-            with self._batches_of(tp):
+            with self._captures_of(tp):
                 runner.init_attention_backends()
                 runner.init_cuda_graphs()
         except Exception as error:
@@ -124,32 +127,27 @@ class Runtimes:
             )
 
     @contextlib.contextmanager
-    def _batches_of(self, tp: int) -> Iterator[None]:
-        """SGLang's list of batches to capture in decode is that of ``tp``, unless the user has given one."""
-        args, graphs = self.runner.server_args, None
-        given = (args.cuda_graph_config, args.cuda_graph_bs_decode, args.cuda_graph_max_bs_decode)
-        if self.device.captures_graphs and given == (None, None, None):
-            graphs = sg.get_exec().graph.cuda_graph_config.decode
+    def _captures_of(self, tp: int) -> Iterator[None]:
+        """What SGLang captures in decode is as ``tp`` wants it; the batches only if the user has not given any."""
+        graphs = sg.get_exec().graph.cuda_graph_config.decode if self.device.captures_graphs else None
         if graphs is None or not graphs.bs or graphs.backend == "disabled":
             yield
             return
-        base = graphs.bs, graphs.max_bs
-        # SGLang captures no batch that the base size has no rows for.
-        largest = min(max(graphs.bs), self.runner.req_to_token_pool.size)
-        # What a row of the largest batch has cost at the base size, everything else included: an upper bound.
-        row_bytes = self._base_decode_bytes / largest
-        rows = self.budget_bytes / row_bytes if row_bytes else math.inf
-        graphs.bs = batches(
-            [bs for bs in graphs.bs if bs <= largest],
-            tp // min(self._sets),
-            self.runner.req_to_token_pool.size,
-            rows,
-        )
-        graphs.max_bs = graphs.bs[-1]
+        base = graphs.bs, graphs.max_bs, graphs.backend
+        args = self.runner.server_args
+        if (args.cuda_graph_config, args.cuda_graph_bs_decode, args.cuda_graph_max_bs_decode) == (None, None, None):
+            requests = self.runner.req_to_token_pool.size
+            captured = [bs for bs in graphs.bs if bs <= requests] or graphs.bs[:1]
+            # What a row of the largest batch has cost at the base size, everything else included: an upper bound.
+            row_bytes = self._base_decode_bytes / captured[-1]
+            rows = self.budget_bytes / row_bytes if row_bytes else math.inf
+            graphs.bs = batches(captured, tp // min(self._sets), requests, rows)
+            graphs.max_bs = graphs.bs[-1]
+        graphs.backend = self.backend or graphs.backend
         try:
             yield
         finally:
-            graphs.bs, graphs.max_bs = base
+            graphs.bs, graphs.max_bs, graphs.backend = base
 
     def use(self, tp: int) -> None:
         """Put the set of ``tp`` on the runner. What is on it now is kept as the present size's, replaced or not."""

@@ -36,6 +36,14 @@ NAMES = {
         ("server_args", "gpu_id", "nccl_port", "random_seed"),
     ),
     "DetokenizerManager": ("sglang.srt.managers.detokenizer_manager.DetokenizerManager", ()),
+    "run_scheduler_process": (
+        "sglang.srt.managers.scheduler.run_scheduler_process",
+        ("server_args", "port_args", "gpu_id"),
+    ),
+    "eager_on_graph": (
+        "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.eager_on_graph",
+        ("fn",),
+    ),
     "DataParallelController": ("sglang.srt.managers.data_parallel_controller.DataParallelController", ()),
     "ModelRunner": ("sglang.srt.model_executor.model_runner.ModelRunner", ()),
     # parallel context and communicators
@@ -46,7 +54,7 @@ NAMES = {
     ),
     "init_model_parallel_group": (
         "sglang.srt.distributed.parallel_state.init_model_parallel_group",
-        ("group_ranks", "local_rank", "backend", "group_name"),
+        ("group_ranks", "local_rank", "backend", "group_name", "use_pynccl", "use_custom_allreduce"),
     ),
     "initialize_model_parallel": ("sglang.srt.distributed.parallel_state.initialize_model_parallel", ()),
     "init_parallel_groups": (
@@ -180,7 +188,8 @@ METHODS = (
     ("ModelRunner", "init_attention_backends", ("self",)),
     ("ModelRunner", "init_cuda_graphs", ("self",)),
     ("GroupCoordinator", "all_reduce", ("self", "input_")),
-    ("GroupCoordinator", "all_gather", ("self", "input_", "dim")),
+    ("GroupCoordinator", "all_gather", ("self", "input_", "dim", "output_tensor_list")),
+    ("GroupCoordinator", "all_gather_into_tensor", ("self", "output", "input")),
     ("SamplingBatchInfo", "from_schedule_batch", ("batch", "vocab_size")),
     ("Sampler", "_preprocess_logits", ("self", "logits", "sampling_info")),
     ("Sampler", "_sample_from_probs", ("self", "probs", "sampling_info", "positions", "simple_sampling_case")),

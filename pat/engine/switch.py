@@ -23,6 +23,7 @@ from pat.engine.errors import SwitchError
 from pat.engine.faults import Faults
 from pat.engine.groups import Groups
 from pat.engine.kv import Exchange, Move, Pool
+from pat.engine.one_device import BREAKABLE
 from pat.engine.requests import Placed, Unfinished
 from pat.engine.runtime import Runtimes
 from pat.engine.settings import KvCosts, Settings
@@ -65,7 +66,9 @@ class Switcher:
         dist.all_reduce(tokens, dist.ReduceOp.MIN, group=groups.start)
         self.pool = Pool(self.runner.token_to_kv_pool, scheduler.token_to_kv_pool_allocator, kv_heads, int(tokens))
         self.experts = expert_rows(self.runner.model)
-        self.runtimes = Runtimes(self.runner, settings.graph_memory_bytes)
+        self.runtimes = Runtimes(
+            self.runner, settings.graph_memory_bytes, backend=BREAKABLE if settings.one_device else None
+        )
         self._build_sizes()
         draw.warm_up(self.runner.sampler, self.runner.device, self.runner.model_config.vocab_size)
         self._seed()

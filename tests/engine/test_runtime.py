@@ -46,6 +46,7 @@ class Runner:
         self.eager_runner = self.made("eager runner")
         self.decode_cuda_graph_runner = self.made("decode graphs")
         self.decode_cuda_graph_capture_bs = self.context.decode.bs
+        self.decode_cuda_graph_captured = self.context.decode.backend
         self.graph_memory_usage = {"prefill": 0.5, "decode": 0.25}
         if self.stray:
             setattr(self, self.stray, self.made(self.stray))
@@ -213,6 +214,15 @@ def test_the_users_list_is_every_sizes(context, name):
     runner = Runner(context)
     setattr(runner.server_args, name, [1, 2])
     assert captured(context, runner)[4] == [1, 2, 4, 8, 64, 256]
+
+
+def test_the_graphs_of_wide_sizes_can_be_of_another_kind(context):
+    runner = Runner(context)
+    runtimes = build(context, runner, backend="breakable")
+    for tp, backend in ((1, "full"), (2, "breakable"), (4, "breakable")):
+        runtimes.use(tp)
+        assert runner.decode_cuda_graph_captured == backend
+    assert context.decode.backend == "full"
 
 
 @given(st.sets(st.integers(1, 512), min_size=1), st.integers(1, 16), st.integers(1, 8192), st.floats(0, 1e5))
