@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import json
 import os
 import shutil
 import socket
@@ -243,6 +244,11 @@ class Engine(Unsupported, WeightUpdates, Switching, sg.Engine):
         rows = [trace.steady(self.boards[rank].step_rows(since[rank])) for rank in self.layout.leaders]
         rows = np.concatenate(rows)
         return rows[rows["tp"] == self.layout.tp]
+
+    def graph_memory(self) -> dict[int, int]:
+        """{tp: device bytes that graphs and attention backends of this size took at start}, of the rank with most."""
+        ranks = [json.loads(file.read_text()) for file in self.settings.path.glob("graphs.*")]
+        return {tp: max(rank[str(tp)] for rank in ranks) for tp in self.settings.tp_sizes}
 
     def step_marks(self) -> list[int]:
         return [board.step_count for board in self.boards]

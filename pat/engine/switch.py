@@ -8,6 +8,7 @@ error that names the rank, and with it the engine.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from dataclasses import asdict, dataclass
@@ -71,6 +72,7 @@ class Switcher:
         )
         self._build_sizes()
         draw.warm_up(self.runner.sampler, self.runner.device, self.runner.model_config.vocab_size)
+        (settings.path / f"graphs.{self.rank}").write_text(json.dumps(self.runtimes.memory_bytes))
         self._seed()
         self.idle_sleeper = scheduler.idle_sleeper
         self.detokenizer = scheduler.ipc_channels.send_to_detokenizer.socket
