@@ -24,6 +24,7 @@ from pat import cluster
 from pat.gpu_check.report import Machine, Part, Report, Test
 
 ROOT = Path(__file__).parents[2]
+MEASURE = (sys.executable, "-m", "pat.gpu_check.measure")
 LIMIT_S = {"pat": 180.0, "stock": 75.0, "tests": 420.0}
 # Llama-3.1-8B: what the published tables are about. And one that a CPU runs in seconds.
 LLAMA = {
@@ -145,9 +146,8 @@ class _Check:
         out, log, orders = folder / "out", folder / "log", folder / "plan"
         out.unlink(missing_ok=True)
         orders.write_text(json.dumps(plan | {"out": str(out)}))
-        command = [sys.executable, "-m", "pat.gpu_check.measure", part, str(orders)]
         with log.open("w") as errors:
-            child = subprocess.Popen(command, stderr=errors, cwd=ROOT, start_new_session=True)
+            child = subprocess.Popen([*MEASURE, part, str(orders)], stderr=errors, cwd=ROOT, start_new_session=True)
             try:
                 status, why = child.wait(limit), ""
                 if status:
