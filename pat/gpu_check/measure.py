@@ -91,9 +91,9 @@ def stock(plan: dict) -> dict:
     os.environ["SGLANG_PLUGINS"] = "none"  # by name: PAT's is none of them
     if not environment.has_accelerator():
         os.environ.update(environment.thread_binding(tp))
-    import sglang
+    from pat.engine import sglang_api as sg
 
-    engine = sglang.Engine(tp_size=tp, **environment.server_args() | options(plan))
+    engine = sg.Engine(tp_size=tp, **environment.server_args() | options(plan))
     try:
         for batch in plan["batches"]:
             milliseconds = engine.loop.run_until_complete(step_ms(engine, batch, plan["repeats"]))

@@ -3,16 +3,12 @@
 import ast
 import importlib.util
 import logging
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pat.engine import runtime
-from pat.engine.capture import batches
 from pat.engine.device import Cpu
 from pat.engine.runtime import KEPT, WARMED_UP, GraphMemoryError, Runtimes
 
@@ -223,17 +219,6 @@ def test_the_graphs_of_wide_sizes_can_be_of_another_kind(context):
         runtimes.use(tp)
         assert runner.decode_cuda_graph_captured == backend
     assert context.decode.backend == "full"
-
-
-@given(st.sets(st.integers(1, 512), min_size=1), st.integers(1, 16), st.integers(1, 8192), st.floats(0, 1e5))
-def test_lists_hold_the_bases_and_grow_by_an_eighth(base, factor, requests, rows):
-    got = batches(base, factor, requests, rows)
-    assert got == sorted(set(got))
-    assert [bs for bs in got if bs <= max(base)] == sorted(base)
-    assert got[-1] <= max(max(base), min(max(base) * factor, requests, rows))
-    new = got[len(base) - 1 :]
-    assert len(new) <= 9 * (1 + factor.bit_length())
-    assert all(b - a <= max(1, a / 8) for a, b in pairwise(new))
 
 
 def test_a_cpu_has_no_budget(context):
