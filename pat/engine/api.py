@@ -104,7 +104,7 @@ class Engine(Unsupported, WeightUpdates, Switching, sg.Engine):
         """PAT's own defaults for sglang.Engine."""
         defaults = environment.server_args()
         if self.settings.one_device:
-            defaults |= one_device.server_args(self.settings.ranks, self.settings.base, environment.has_accelerator())
+            defaults |= one_device.server_args(self.settings.base, environment.has_accelerator())
         return defaults
 
     @contextlib.contextmanager

@@ -17,20 +17,20 @@ from pat.engine import sglang_api as sg
 from pat.engine.cpu.allreduce import SharedMemoryCollectives
 
 BREAKABLE = "breakable"
-SHARE = 0.8  # of the device's memory, for the weights and KV of all ranks together
-MAX_TOTAL_TOKENS = 16384  # of a rank: each would size its KV pool by what the others have left so far
+SHARE = 0.8  # of the device's memory, for the weights and KV of all ranks together: each counts what all have taken
+MAX_TOTAL_TOKENS = 16384  # of a rank: else the first would take for its KV what the others have not taken yet
 # SGLang would look for the NUMA node of a device that is not there.
 VARIABLES = {"SGLANG_AUTO_NUMA_BIND": "0"}
 
 
-def server_args(ranks: int, base: int, accelerator: bool) -> dict:
-    """Arguments of sglang.Engine for ``ranks`` ranks on one device that start at tp ``base``; a caller's own win."""
+def server_args(base: int, accelerator: bool) -> dict:
+    """Arguments of sglang.Engine for ranks on one device that start at tp ``base``; a caller's own win."""
     if not accelerator:
         return {}
     return {
         "disable_custom_all_reduce": True,
         "cuda_graph_backend_decode": BREAKABLE if base > 1 else None,
-        "mem_fraction_static": round(SHARE / ranks, 3),
+        "mem_fraction_static": SHARE,
         "max_total_tokens": MAX_TOTAL_TOKENS,
     }
 

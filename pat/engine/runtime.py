@@ -69,15 +69,21 @@ class Runtimes:
     """The sets of all sizes of one model runner, of which one is on the runner.
 
     Made while the runner is as SGLang started it, at the base size. budget_bytes: device memory that each further
-    size may take; None: 5 % of the device's. backend: SGLang's, of their decode graphs; None: the base's.
+    size may take; None: 5 % of the device's. backend: SGLang's, of their decode graphs; None: the base's. sharing:
+    ranks on this device, which all build at the same time.
     memory_bytes: {tp: device bytes that its set took}; of the base size what SGLang itself measured for its graphs; 0
     on a CPU.
     """
 
     def __init__(
-        self, runner, budget_bytes: int | None = None, device: Cpu | None = None, backend: str | None = None
+        self,
+        runner,
+        budget_bytes: int | None = None,
+        device: Cpu | None = None,
+        backend: str | None = None,
+        sharing: int = 1,
     ) -> None:
-        self.runner, self.backend = runner, backend
+        self.runner, self.backend, self.sharing = runner, backend, sharing
         self.device = device or device_of(runner.device)
         self.budget_bytes = int(self.device.total_bytes * MEMORY_FRACTION) if budget_bytes is None else budget_bytes
         self.names = set(KEPT)
@@ -118,7 +124,7 @@ class Runtimes:
         self._keep_strays(as_was)
         self.tp = tp
         self._sets[tp] = self._on_runner()
-        taken = self.memory_bytes[tp] = max(0, self.device.used_bytes() - before)
+        taken = self.memory_bytes[tp] = max(0, self.device.used_bytes() - before) // self.sharing
         log.info("PAT: tp %d is ready: %.0f MiB, %.1f s", tp, taken / (1 << 20), time.monotonic() - begin)
         if self.device.captures_graphs and taken > self.budget_bytes:
             raise GraphMemoryError(

@@ -67,9 +67,8 @@ class Switcher:
         dist.all_reduce(tokens, dist.ReduceOp.MIN, group=groups.start)
         self.pool = Pool(self.runner.token_to_kv_pool, scheduler.token_to_kv_pool_allocator, kv_heads, int(tokens))
         self.experts = expert_rows(self.runner.model)
-        self.runtimes = Runtimes(
-            self.runner, settings.graph_memory_bytes, backend=BREAKABLE if settings.one_device else None
-        )
+        shared = {"backend": BREAKABLE, "sharing": settings.ranks} if settings.one_device else {}
+        self.runtimes = Runtimes(self.runner, settings.graph_memory_bytes, **shared)
         self._build_sizes()
         draw.warm_up(self.runner.sampler, self.runner.device, self.runner.model_config.vocab_size)
         (settings.path / f"graphs.{self.rank}").write_text(json.dumps(self.runtimes.memory_bytes))

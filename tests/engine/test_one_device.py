@@ -21,6 +21,7 @@ def test_tokens_are_hugging_faces_at_every_size(model_folder):
     try:
         requests = jobs((40, 60, 60))
         outputs = Driver(engine).run(requests, switches=SWITCHES)
+        assert engine.graph_memory() == {1: 0, 2: 0}  # a CPU has none
     finally:
         engine.shutdown()
     reference = Reference(folder)
@@ -85,9 +86,9 @@ def test_a_group_of_one_exchanges_nothing(exchange):
 
 
 def test_ranks_share_the_devices_memory_and_use_no_nccl():
-    made = one_device.server_args(4, base=1, accelerator=True)
-    assert 4 * made["mem_fraction_static"] <= 0.8
+    made = one_device.server_args(base=1, accelerator=True)
+    assert made["max_total_tokens"]  # no rank takes for its KV what another has not taken yet
     assert made["cuda_graph_backend_decode"] is None  # no collective: whole graphs
-    assert one_device.server_args(4, base=2, accelerator=True)["cuda_graph_backend_decode"] == "breakable"
+    assert one_device.server_args(base=2, accelerator=True)["cuda_graph_backend_decode"] == "breakable"
     called = one_device.without_nccl(lambda *args, **kwargs: kwargs, [[0, 1]], 0, "gloo", group_name="tp")
     assert called == {"group_name": "tp", "use_pynccl": False, "use_custom_allreduce": False}
