@@ -79,7 +79,7 @@ def test_what_fails_or_takes_too_long_is_named_and_the_rest_goes_on(fakes, monke
     report = read(tmp_path / "out.json")
     outcomes = {part.name: part for part in report.parts}
     assert outcomes["pat"].why == "exit status 1: no such kernel"
-    assert outcomes["tests"].why == "took longer than 6 s"
+    assert outcomes["tests"].why.startswith("took longer than 6 s")
     assert len(report.decode) == 2
     assert [test.name for test in report.tests if test.outcome == "failed"] == ["b"]  # was written before the end
     assert "failed: b" in capsys.readouterr().out
@@ -108,7 +108,7 @@ def test_on_one_gpu_two_ranks_share_it_and_stock_runs_at_tp_1_only(fakes, monkey
 def test_the_check_itself_on_a_cpu(tmp_path):
     out = tmp_path / "out.json"
     command = [sys.executable, "-m", "pat.cli", "gpu-check", "--cpu", "--out", str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=540)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=640)
     assert done.returncode == 0, done.stdout + done.stderr
     report = read(out)
     assert report.ok
