@@ -245,6 +245,25 @@ def doctor(config: ConfigPath = DEFAULT) -> None:
     raise typer.Exit(0 if doctor.run(config) else 1)
 
 
+@app.command(name="gpu-check", epilog="Example: pat gpu-check --out gpu-check.json")
+def gpu_check(
+    out: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("gpu-check.json"),
+    model: Annotated[
+        Path | None, typer.Option(help="Folder of a config.json; Llama-3.1-8B's shape if left out.")
+    ] = None,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Try the check itself, on a tiny model without a GPU.")] = False,
+) -> None:
+    """Test and time PAT on this machine's GPUs against SGLang itself, in ten minutes, and write one file to send."""
+    from pat import gpu_check
+
+    try:
+        done = gpu_check.run(out, model, cpu)
+    except RuntimeError as error:
+        typer.echo(f"gpu-check: {error}", err=True)
+        done = False
+    raise typer.Exit(0 if done else 1)
+
+
 @app.command(name="schema", epilog="Example: pat schema > config/schema.json")
 def print_schema() -> None:
     """Print the JSON schema of configuration files (kept as config/schema.json)."""

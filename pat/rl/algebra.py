@@ -58,7 +58,7 @@ class Algebra:
 def _start(deadline_s: float) -> subprocess.Popen[str]:
     """Raises RuntimeError if the process does not come up: a missing package must not look like a wrong answer."""
     command = [sys.executable, "-m", "pat.rl.algebra", str(deadline_s)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8")
     if process.stdout.readline() != "ready\n":
         process.kill()
         process.communicate()

@@ -62,12 +62,23 @@ def pin_to_core(rank: int) -> None:
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
 
 
+def attention() -> dict:
+    """On NVIDIA's GPUs what verl's own SGLang rollout sets, whose reason is that graphs of FA3, SGLang's choice on
+    Hopper, break from SGLang 0.5.12 on; on Blackwell SGLang's choice wants a page size above 1, which PAT has not.
+    """
+    import torch
+
+    return {"attention_backend": "flashinfer"} if torch.version.cuda else {}
+
+
 def server_args() -> dict:
     """Arguments of sglang.Engine for this machine; a caller's own values win over them."""
     seeded = {"sampling_backend": "pytorch"}  # the one that honours a request's seed
     if has_accelerator():
         # With it on, SGLang would set a workspace for one size up, and rebuild it under the graphs of the others.
-        return seeded | {"enforce_disable_flashinfer_allreduce_fusion": True}
+        made = seeded | {"enforce_disable_flashinfer_allreduce_fusion": True} | attention()
+        parts = "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", "")  # do not reach each other, and have no index
+        return made | ({"disable_custom_all_reduce": True} if parts else {})
     return seeded | {
         "device": "cpu",
         "attention_backend": "torch_native",
