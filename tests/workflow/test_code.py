@@ -1,17 +1,13 @@
 """The table CODE of the workflow names all code that a stage's results come from: nothing stale is reported."""
 
 import ast
-import re
 
 import pytest
 
+from pat.basis import CODE
 from tests.workflow.project import ROOT
 
 PACKAGE = ROOT / "pat"
-(TABLE,) = re.findall(
-    r"^CODE = (\{.*?^\})", (ROOT / "workflow" / "rules" / "common.smk").read_text(), re.MULTILINE | re.DOTALL
-)
-CODE = ast.literal_eval(TABLE)
 MODULES = {
     ".".join(("pat", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in PACKAGE.rglob("*.py")

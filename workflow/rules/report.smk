@@ -19,7 +19,7 @@ rule report:
         predictor=rules.predictor.output,
         simulate=rules.simulate.output,
         config="results/{experiment}/config/report.json",
-        code=code("report"),
+        basis="results/{experiment}/basis/report.json",
     output:
         report(
             "results/{experiment}/report/index.html",
@@ -56,7 +56,7 @@ rule track:
     input:
         outcome,
         config="results/{experiment}/config/tracking.json",
-        code=code("tracking"),
+        basis="results/{experiment}/basis/tracking.json",
     output:
         "results/{experiment}/tracking/{stage}.json",
     log:
