@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pat.owner import Busy, only
 from pat.problems import ConfigError, Problem, shown
 
 if TYPE_CHECKING:  # every command imports what it needs: most are started often, and briefly
@@ -69,7 +70,8 @@ def hardware(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: O
     _, out = _stage("hardware", config, experiment, out)
     from pat import cluster
 
-    cluster.run(out)
+    with only(out, "hardware"):
+        cluster.run(out)
 
 
 @app.command(epilog="Example: pat assets --config config/ci.yaml --experiment ci-qwen3")
@@ -78,7 +80,8 @@ def assets(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out
     cfg, out = _stage("assets", config, experiment, out)
     from pat import assets
 
-    assets.run(cfg, out)
+    with only(out, "assets"):
+        assets.run(cfg, out)
 
 
 @app.command(epilog="Example: pat profile --config config/ci.yaml --experiment ci-qwen3")
@@ -90,7 +93,8 @@ def profile(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Ou
     else:
         from pat import profile
 
-    profile.run(cfg, out)
+    with only(out, "profile"):
+        profile.run(cfg, out)
 
 
 @app.command(epilog="Example: pat predictor --config config/ci.yaml --experiment ci-qwen3")
@@ -99,7 +103,8 @@ def predictor(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: 
     _, out = _stage("predictor", config, experiment, out)
     from pat.predictor import fit
 
-    fit.run(out / "profile", out / "predictor")
+    with only(out, "predictor"):
+        fit.run(out / "profile", out / "predictor")
 
 
 @app.command(epilog="Example: pat train --arm pat --config config/ci.yaml --experiment ci-qwen3")
@@ -113,7 +118,8 @@ def train(
     cfg, out = _stage(f"train-{arm}", config, experiment, out)
     from pat.rl import train
 
-    train.run(cfg, out, arm)
+    with only(out, f"train-{arm}"):
+        train.run(cfg, out, arm)
 
 
 @app.command(epilog="Example: pat simulate --config config/ci.yaml --experiment ci-qwen3")
@@ -125,7 +131,8 @@ def simulate(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: O
         raise ConfigError(Problem(("--out",), str(model), "a file that exists: run `pat predictor` first"))
     from pat.simulate.run import run
 
-    run(cfg, model, out / "simulate")
+    with only(out, "simulate"):
+        run(cfg, model, out / "simulate")
 
 
 @app.command(epilog="Example: pat report --config config/ci.yaml --experiment ci-qwen3")
@@ -134,8 +141,9 @@ def report(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out
     cfg, out = _stage("report", config, experiment, out)
     from pat import jobs, report
 
-    jobs.collect(out)
-    report.run(out, cfg.report.title, out / "report")
+    with only(out, "report"):
+        jobs.collect(out)
+        report.run(out, cfg.report.title, out / "report")
 
 
 @app.command(epilog="Example: pat track --stage train-pat --config config/ci.yaml --experiment ci-qwen3")
@@ -187,7 +195,8 @@ def rollout(
             raise ConfigError(Problem(("--experiment",), str(needed), "a file that exists: run the pipeline first"))
     from pat import bench
 
-    bench.run(cfg, folder, chosen, repeats, out)
+    with only(out, "rollout"):
+        bench.run(cfg, folder, chosen, repeats, out)
 
 
 @bench_app.command(epilog="Example: pat bench decision --live 16,1024")
@@ -270,6 +279,9 @@ def main() -> None:
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
+    except Busy as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

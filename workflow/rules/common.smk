@@ -16,6 +16,7 @@ from pat import basis as pat_basis
 from pat import cluster as pat_cluster
 from pat import clusterfile as pat_clusterfile
 from pat import configfile as pat_configfile
+from pat import logged
 from pat import machine as pat_machine
 from pat.config import stage_config
 from pat.digest import Digests
@@ -24,6 +25,9 @@ from pat.problems import ConfigError
 # The rules call `pat`: where the environment was not activated, it stands beside the Python that runs this.
 if shutil.which("pat") is None:
     os.environ.update(PATH=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+
+# `pat logged` ends what it runs when this process is gone: in a job of Slurm that is the job's own Snakemake.
+os.environ[logged.OWNER] = str(os.getpid())
 
 try:
     for path in workflow.overwrite_configfiles or ["config/config.yaml"]:
