@@ -4,8 +4,10 @@ import json
 import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -21,6 +23,7 @@ from pat import machine as pat_machine
 from pat.config import stage_config
 from pat.digest import Digests
 from pat.problems import ConfigError
+from pat.rl import processes
 
 # The rules call `pat`: where the environment was not activated, it stands beside the Python that runs this.
 if shutil.which("pat") is None:

@@ -50,7 +50,22 @@ rule report:
 OUTCOME["report"] = rules.report.output
 
 
-# The only writer of MLflow's database. On a shared filesystem SQLite stands no second one: see the profiles. To a
+# Shows trainings in MLflow while they run. It belongs to this process and ends with it, whichever way that ends.
+onstart:
+    if workflow.is_main_process and any(each.arms for each in EXPERIMENTS.values()):
+        targets = {name: {"uri": each.tracking.uri} for name, each in EXPERIMENTS.items() if each.arms}
+        Path("results").mkdir(exist_ok=True)
+        with open("results/follow.log", "ab") as log_file:
+            subprocess.Popen(
+                [sys.executable, "-m", "pat.follow", json.dumps(targets)],
+                stdin=subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=subprocess.STDOUT,
+                preexec_fn=partial(processes.end_with_parent, signal.SIGTERM),
+            )
+
+
+# Writes to MLflow's database, like what shows trainings, in turns and from this machine alone. On a shared filesystem SQLite stands no second one: see the profiles. To a
 # server, chosen by the variable, any number may write; what another place holds already is logged there again.
 rule track:
     input:
