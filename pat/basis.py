@@ -32,7 +32,14 @@ CODE = {
     ],
     "simulate": ["layout.py", "policy.py", "predictive.py", "predictor/*.py", "simulate/*.py"],
     "report": ["report/*", "jobs.py"],
-    "tracking": ["tracking.py", "tracking_files.py", "facts.py", "facts_overview.py", "facts_verl.py", "rl/verl_log.py"],
+    "tracking": [
+        "tracking.py",
+        "tracking_files.py",
+        "facts.py",
+        "facts_overview.py",
+        "facts_verl.py",
+        "rl/verl_log.py",
+    ],
 }
 
 # Packages whose other version may give other results. Not those that only calculate (NumPy, SciPy, Polars): a newer

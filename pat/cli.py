@@ -162,6 +162,18 @@ def track(
     tracking.run(out, stage, cfg.tracking, params, out / "tracking" / f"{stage}.json")
 
 
+@app.command(epilog="Example: pat ui --config config/ci.yaml --port 5001")
+def ui(
+    config: ConfigPath = DEFAULT,
+    experiment: Experiment = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Where it listens, on 127.0.0.1.")] = 5000,
+) -> None:
+    """Show in MLflow what was logged, from where tracking.uri says that it is."""
+    from pat import configfile, ui
+
+    ui.run(configfile.load(config), experiment, port)
+
+
 bench_app = typer.Typer(no_args_is_help=True, help="Measure parts by themselves.")
 app.add_typer(bench_app, name="bench")
 

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -21,10 +22,8 @@ def code(path: Path) -> str:
     """Digest of what a Python file does: its comments, docstrings and layout do not count. Of other files: contents."""
     content = path.read_bytes()
     if path.suffix == ".py":
-        try:
+        with suppress(SyntaxError):  # somebody's own file: whoever runs it will say so
             content = ast.dump(_bare(ast.parse(content))).encode()
-        except SyntaxError:
-            pass  # somebody's own file: whoever runs it will say so
     return hashlib.sha256(content).hexdigest()[:LENGTH]
 
 

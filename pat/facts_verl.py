@@ -1,4 +1,4 @@
-"""verl's own metrics of a training (verl 0.9.1) as an experiment tracker gets them: losses, gradients, KL, rewards (pure)."""
+"""verl's own metrics of a training (verl 0.9.1) as an experiment tracker gets them: losses, gradients, KL (pure)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows trainings in MLflow while they run: `python -m pat.follow TARGETS`, which Snakemake starts and ends with itself.
+"""Shows trainings in MLflow while they run: `python -m pat.follow TARGETS`, which starts and ends with Snakemake.
 
 It runs where Snakemake does and reads what verl writes for each iteration, on a cluster through the shared file system.
 So a job never waits for a tracker, and an SQLite file is only written from one machine, by whoever holds its lock. The
@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from pat import owner
 from pat.rl import processes
 from pat.rl.verl_log import verl_lines
 
@@ -40,10 +41,10 @@ class Follower:
         """Log what is new of the trainings that run, and end the runs of those that do no more."""
         running = set()
         for name in self.targets:
-            # `pat.owner`: who makes a stage has a note there until it ends.
-            for note in sorted((self.results / name / "locks").glob("train-*.json")):
-                running.add((name, note.stem))
-                self._advance(name, note.stem)
+            for stage in owner.made_now(self.results / name):
+                if stage.startswith("train-"):
+                    running.add((name, stage))
+                    self._advance(name, stage)
         for key in self.shown.keys() - running:
             self.end(*key, status="FINISHED")
 

@@ -1,4 +1,4 @@
-"""What of the machine counts: for the stage hardware all that it lists, for what is timed the kind of its GPUs (pure)."""
+"""What of the machine counts: for the stage hardware all that it lists, for what is timed its kind of GPUs (pure)."""
 
 from __future__ import annotations
 

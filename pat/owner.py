@@ -12,9 +12,10 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 from filelock import FileLock, Timeout
 
 from pat.jobs import node_name
@@ -54,6 +55,20 @@ def only(folder: Path, stage: str, wait_s: float = WAIT_S) -> Iterator[None]:
     finally:
         note.unlink(missing_ok=True)
         lock.release()
+
+
+def made_now(folder: Path) -> set[str]:
+    """Stages of the experiment in ``folder`` that are being made, as far as one can tell from here.
+
+    Whoever was killed leaves its note: of this node's processes it is known, of another node's it is not.
+    """
+    found = set()
+    for note in (folder / "locks").glob("*.json"):
+        with suppress(OSError, ValueError):  # it has just ended, or begun
+            owner = json.loads(note.read_text(encoding="utf-8"))
+            if owner["node"] != node_name() or psutil.pid_exists(owner["pid"]):
+                found.add(note.stem)
+    return found
 
 
 def _self() -> dict[str, str | int | None]:

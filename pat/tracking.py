@@ -56,9 +56,9 @@ def run(experiment_dir: Path, stage: str, cfg: Target, params: dict, out: Path) 
 
     `params` are the settings the stage ran with. The variable MLFLOW_TRACKING_URI, where set, goes before `cfg.uri`.
     Once it is complete it is the stage's current run: earlier ones stay, marked as superseded (`supersede`). An error
-    leaves no half a run, and the earlier one as it was. `out` is the JSON file that says which run it is: run_id, experiment_id, uri. FileNotFoundError: the
-    stage has not finished. ValueError: no such stage, or a `uri` that MLflow cannot write to. TrackingError: the
-    server is away.
+    leaves no half a run, and the earlier one as it was. `out` is the JSON file that says which run it is: run_id,
+    experiment_id, uri. FileNotFoundError: the stage has not finished. ValueError: no such stage, or a `uri` that MLflow
+    cannot write to. TrackingError: the server is away.
     """
     experiment_dir, out = Path(experiment_dir), Path(out)
     uri = os.environ.get(VARIABLE) or cfg.uri
@@ -121,7 +121,9 @@ def _experiment(client: MlflowClient, name: str, uri: str) -> str:
     found = client.get_experiment_by_name(name)
     if found is None:
         try:
-            return client.create_experiment(name, artifact_location=f"{SCHEME}{name}" if uri.startswith(SQLITE) else None)
+            return client.create_experiment(
+                name, artifact_location=f"{SCHEME}{name}" if uri.startswith(SQLITE) else None
+            )
         except MlflowException as error:
             found = client.get_experiment_by_name(name)  # another writer to the server was quicker
             if error.error_code != "RESOURCE_ALREADY_EXISTS" or found is None:
@@ -206,7 +208,12 @@ def supersede(client: MlflowClient, run: Run) -> None:
 
 
 def _tags(stage: str, facts: Facts) -> dict[str, str]:
-    tags = {CURRENT: "yes", "pat.stage": stage, "pat.rule": stage.partition("-")[0], "mlflow.source.name": f"pat {stage}"} | facts.tags
+    tags = {
+        CURRENT: "yes",
+        "pat.stage": stage,
+        "pat.rule": stage.partition("-")[0],
+        "mlflow.source.name": f"pat {stage}",
+    } | facts.tags
     if (commit := tags.get("pat.git") or provenance.git_sha()) is not None:
         tags |= {"pat.git": commit, "mlflow.source.git.commit": commit}
     with suppress(OSError, KeyError):  # a user without a name, as in some containers

@@ -121,7 +121,8 @@ outer = "import sys; from pathlib import Path; from pat import logged; "
 outer += "logged.run([sys.executable, '-c', sys.argv[2]], Path(sys.argv[1]), 'pat stage')"
 subprocess.run(["bash", "-c", '"$@"; true', "bash", sys.executable, "-c", outer, *sys.argv[1:]])
 """
-STAGE = "import os, subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, os.getpid(), os.getppid(), flush=True); "
+STAGE = "import os, subprocess, time; child = subprocess.Popen(['sleep', '600']).pid; "
+STAGE += "print(child, os.getpid(), os.getppid(), flush=True); "
 
 
 def rule(tmp_path, then: str) -> tuple[subprocess.Popen, list[int]]:

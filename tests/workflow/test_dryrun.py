@@ -250,12 +250,12 @@ EDITS: dict[str, Callable[[Path], Path | None]] = {
     "`pat/engine/kv.py`": code("pat/engine/kv.py"),
     "`pat/predictive.py`": code("pat/predictive.py"),
     "`pat/report/page.py`": code("pat/report/page.py"),
-    "resources: `--set-resources`, a rule's `resources:`, `config/cluster.yaml` but for `container` and `conda`": resources,
+    "`--set-resources`, a rule's `resources:`, `config/cluster.yaml` but for `container` and `conda`": resources,
     "`workflow/profiles/`, or the other profile": profiles,
     "a fresh checkout of the same commit, with `results/` and `.snakemake/` copied (`cp -a`)": fresh_checkout,
 }
 ARGUMENTS = {
-    "resources": [{"arguments": ("--set-resources", "train:runtime=600")}],
+    "`--set-resources`": [{"arguments": ("--set-resources", "train:runtime=600")}],
     "`workflow/profiles/`": [{}, {"profile": "slurm"}],
 }
 
