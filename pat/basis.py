@@ -90,9 +90,9 @@ def pinned(names: Iterable[str], requirements: str) -> dict[str, str]:
 
 def files(stage: str, config: Any) -> list[Path]:
     """The user's own files that ``stage`` reads."""
-    kind, model = stage.partition("-")[0], config.model.source
+    kind, found = stage.partition("-")[0], []
+    model = config.model.source if kind in ("assets", "profile") else ""
     own = model not in BUILTIN and model not in PUBLISHED
-    found: list[Path] = []
     if kind == "assets":
         found += [Path(config.data.source)] if config.data.source not in GENERATED else []
         found += [each for each in Path(model).iterdir() if each.suffix in CHECKPOINT] if own else []

@@ -21,6 +21,7 @@ from pat.rl import processes
 from pat.rl.verl_log import verl_lines
 
 PERIOD_S = 5.0  # between two looks at the files
+NICE = 10  # trainings on this machine are timed; with 19 loading MLflow beside one would take minutes
 
 
 class Shown:
@@ -82,7 +83,7 @@ class Follower:
 def main() -> None:
     """TARGETS: JSON, {experiment: {"uri": ...}}. The variable MLFLOW_TRACKING_URI goes before it."""
     processes.exit_on_sigterm()
-    os.nice(19)  # trainings on this machine are timed
+    os.nice(NICE)
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     targets = {name: SimpleNamespace(uri=uri or each["uri"]) for name, each in json.loads(sys.argv[1]).items()}
     follower, told = Follower(Path("results"), targets), ""
