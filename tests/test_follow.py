@@ -1,5 +1,6 @@
 """A training that still runs has its curves in MLflow, and its complete run takes their place."""
 
+import contextlib
 import json
 import os
 import signal
@@ -75,11 +76,21 @@ def test_iterations_are_shown_as_they_come_and_the_complete_run_follows(project)
     assert runs(project) == {"train-pat": "FINISHED"}
 
 
+@contextlib.contextmanager
+def following(folder: Path, uri: str):
+    """`pat.follow` as Snakemake starts it, ended at the latest with the block."""
+    command = [sys.executable, "-m", "pat.follow", json.dumps({"tiny": {"uri": uri}})]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_it_ends_with_a_word_about_what_was_running(project):
-    with owner.only(project / "results" / "tiny", STAGE):
-        iteration(project, 1)
-        command = [sys.executable, "-m", "pat.follow", json.dumps({"tiny": {"uri": target(project).uri}})]
-        process = subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, text=True)
+    iteration(project, 1)
+    with owner.only(project / "results" / "tiny", STAGE), following(project, target(project).uri) as process:
         deadline = time.monotonic() + DEADLINE_S
         while True:
             with FileLock(project / "mlflow.db.lock"):  # two that set up an empty database disturb each other
@@ -94,10 +105,8 @@ def test_it_ends_with_a_word_about_what_was_running(project):
 
 
 def test_a_tracker_that_is_away_is_told_once_and_ends_nothing(project):
-    with owner.only(project / "results" / "tiny", STAGE):
-        iteration(project, 1)
-        command = [sys.executable, "-m", "pat.follow", json.dumps({"tiny": {"uri": "results/folder"}})]
-        process = subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, text=True)
+    iteration(project, 1)
+    with owner.only(project / "results" / "tiny", STAGE), following(project, "results/folder") as process:
         said = process.stdout.readline()
         time.sleep(follow.PERIOD_S + 1)
         assert process.poll() is None

@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 import yaml
 from mlflow import MlflowClient
+from mlflow.entities import ViewType
 
 from pat import configfile
 from tests.workflow.project import ROOT, copy_project
@@ -136,6 +137,8 @@ def test_each_stage_is_one_run_in_mlflow(project, name):
         assert run.data.params
         assert run.data.metrics["system/cpu_utilization_percentage"] >= 0
     assert runs["report"].info.run_name.startswith("overview: ")
+    shown = client.search_runs([experiment.experiment_id], "tags.`pat.live` = 'yes'", ViewType.DELETED_ONLY)
+    assert {run.info.run_name for run in shown} == {f"train-{arm}, running" for arm in arms}  # while they did
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -65,8 +65,9 @@ onstart:
             )
 
 
-# Writes to MLflow's database, like what shows trainings, in turns and from this machine alone. On a shared filesystem SQLite stands no second one: see the profiles. To a
-# server, chosen by the variable, any number may write; what another place holds already is logged there again.
+# Writes to MLflow's database, in turns with what shows trainings, from this machine alone: on a shared filesystem SQLite
+# stands no second one, see the profiles. To a server, chosen by the variable, any number may write; what another place
+# holds already is logged there again.
 rule track:
     input:
         outcome,
