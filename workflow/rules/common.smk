@@ -70,6 +70,7 @@ onerror:
 DIGESTS = Digests(Path(".snakemake/pat-digests.json"))
 ARMS = sorted({arm for each in EXPERIMENTS.values() for arm in each.arms})
 
+
 wildcard_constraints:
     experiment="|".join(map(re.escape, EXPERIMENTS)),
     arm="|".join(map(re.escape, ARMS)) or "(?!)",
@@ -92,7 +93,9 @@ def basis(experiment, stage):
     now = pat_basis.of(stage, EXPERIMENTS[experiment], DIGESTS, environment, machine())
     before = last_basis(experiment, stage)
     if "machine" in now:
-        now["machine"] = pat_machine.standing(before.get("machine", {}), now["machine"], pat_cluster.unheard(discovered()))
+        now["machine"] = pat_machine.standing(
+            before.get("machine", {}), now["machine"], pat_cluster.unheard(discovered())
+        )
     return json.dumps(now, indent=2)
 
 
@@ -214,4 +217,6 @@ if workflow.is_main_process:
         for name in EXPERIMENTS:
             renew(name)
     except OSError as error:
-        raise WorkflowError(f"{error.filename}: cannot be read ({error.strerror}), so nobody knows whether it changed")
+        raise WorkflowError(
+            f"{error.filename}: cannot be read ({error.strerror}), so nobody knows whether it changed"
+        )
