@@ -150,7 +150,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         one, other = before.get(part, {}), now.get(part, {})
         changed = [name for name in sorted(one | other) if one.get(name) != other.get(name)]
         if part in ("packages", "machine"):
-            changed = [f"{name} {_short(one.get(name))} -> {_short(other.get(name))}" for name in changed]
+            pairs = [(name, _short(one.get(name)), _short(other.get(name))) for name in changed]
+            changed = [f"{name} {old} -> {new}" for name, old, new in pairs if old != new]
         if changed:
             more = f" and {len(changed) - 4} more" if len(changed) > 4 else ""
             told.append(f"{part}: {', '.join(changed[:4])}{more}")

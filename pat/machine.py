@@ -17,10 +17,13 @@ def of(facts: Mapping[str, Any], partition: str | None, gpu_type: str | None) ->
     given: a node more or less trains nothing again. Numbers that a reboot changes are rounded, and names that a
     container changes are left out.
     """
-    nodes = [node | {"memory_bytes": f"{node['memory_bytes'] / GIB:.0f} GiB"} for node in facts["nodes"]]
+    nodes = [
+        node | {"memory_bytes": f"{node['memory_bytes'] / GIB:.0f} GiB", "devices": list(map(_named, node["devices"]))}
+        for node in facts["nodes"]
+    ]
     if facts["source"] == "local":
         (node,) = nodes
-        gpus = sorted({f"{each['name']} {(each['memory_bytes'] or 0) / GIB:.0f} GiB" for each in node["devices"]})
+        gpus = sorted(set(node["devices"]))
         timed = {"gpus": gpus, "driver": node["driver"]}
         if not gpus:
             timed = {"cpu": facts["cpu_model"], "cores": os.cpu_count()}
@@ -31,7 +34,7 @@ def of(facts: Mapping[str, Any], partition: str | None, gpu_type: str | None) ->
         }
     asked = set((partition or "").split(",")) - {""}
     inside = [node for node in nodes if not asked or asked & set(node["partitions"])]
-    kinds = {device["name"] for node in inside for device in node["devices"]}
+    kinds = {device for node in inside for device in node["devices"]}
     kinds &= {gpu_type} if gpu_type else kinds
     return {
         "nodes": {"source": SLURM, **{node["name"]: _but_name(node) for node in nodes}},
@@ -46,6 +49,11 @@ def standing(before: Mapping[str, Any], now: Mapping[str, Any], unheard: str | N
     """
     silent = unheard is not None and (unheard != SLURM or before.get("source") == SLURM)
     return before if before and silent else now
+
+
+def _named(device: Mapping[str, Any]) -> str:
+    """A GPU as "NVIDIA H200 140 GiB"; Slurm knows its type alone."""
+    return device["name"] + (f" {device['memory_bytes'] / GIB:.0f} GiB" if device["memory_bytes"] else "")
 
 
 def _but_name(node: Mapping[str, Any]) -> dict[str, Any]:

@@ -99,7 +99,8 @@ def test_every_package_that_counts_is_pinned():
 
 
 def facts(source="local", *devices, **changes) -> dict:
-    gpus = [{"kind": "gpu", "name": name, "memory_bytes": 80 << 30} for name in devices]
+    memory = 80 << 30 if source == "local" else None
+    gpus = [{"kind": "gpu", "name": name, "memory_bytes": memory} for name in devices]
     node = {"name": "n1", "cpus": 8, "memory_bytes": 64 << 30, "devices": gpus, "links": None, "driver": None}
     node |= {"partitions": ["gpu"], "features": []} | changes
     return {"source": source, "hostname": "here", "nodes": [node], "cpu_model": "CPU", "versions": {}}

@@ -16,12 +16,12 @@ rule config:
         "../../envs/conda-cpu.yaml"
     params:
         config=lambda w: settings(w.experiment, w.stage),
-        basis=lambda w: basis(w.experiment, w.stage),
+        basis=lambda w: kept(basis(w.experiment, w.stage)),
     message:
         "Settings of {wildcards.stage} ({wildcards.experiment})"
     shell:
         "(printf '%s\\n' {params.config:q} > {output.config} && "
-        "printf '%s\\n' {params.basis:q} > {output.basis}) 2> {log}"
+        "cat {params.basis} > {output.basis}) 2> {log}"
 
 
 rule hardware:
