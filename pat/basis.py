@@ -159,7 +159,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _short(value: Any) -> str:
-    text = (
-        "nothing" if value in (None, [], {}) else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    )
+    if value in (None, [], {}):
+        return "nothing"
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if len(text) <= 60 else text[:57] + "..."
