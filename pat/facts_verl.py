@@ -21,11 +21,14 @@ _UNNAMEABLE = re.compile(r"[^\w ./:-]", re.ASCII)  # val-core/x/acc/mean@1: trac
 
 
 def metrics(data: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """(name, value) of the numbers in one line of verl.jsonl; the name has verl's section before its slash."""
+    """(name, value) of the numbers in one line of verl.jsonl: ``verl/`` and verl's own name.
+
+    Trackers draw a section of charts for what stands before the last slash, in alphabetical order: PAT's come first.
+    """
     for name, value in data.items():
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if number and not name.startswith(TOLD):
-            yield _UNNAMEABLE.sub("_", name if "/" in name else f"verl/{name}"), float(value)
+            yield _UNNAMEABLE.sub("_", f"verl/{name}"), float(value)
 
 
 def live(data: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -36,12 +36,12 @@ def test_every_iteration_of_an_arm_is_measured(experiment):
 
 def test_verls_own_metrics_are_there_under_its_sections(experiment):
     metrics = measured(experiment, "train-pat")
-    assert [metrics["actor/pg_loss", n] for n in (1, 2, 3)] == [0.02, 0.04, 0.06]
-    assert metrics["actor/grad_norm", 3] == 1.5
-    assert metrics["val-core/gsm/acc/mean_1", 2] == 0.5  # trackers forbid @
+    assert [metrics["verl/actor/pg_loss", n] for n in (1, 2, 3)] == [0.02, 0.04, 0.06]
+    assert metrics["verl/actor/grad_norm", 3] == 1.5
+    assert metrics["verl/val-core/gsm/acc/mean_1", 2] == 0.5  # trackers forbid @
     names = {name for name, _ in metrics}
-    assert {"actor/ppo_kl", "actor/lr", "critic/rewards/mean"} <= names
-    assert not names & {"actor/entropy", "training/global_step", "timing_s/gen"}  # no number, and what PAT tells
+    assert {"verl/actor/ppo_kl", "verl/actor/lr", "verl/critic/rewards/mean"} <= names
+    assert not names & {"verl/actor/entropy", "verl/training/global_step", "verl/timing_s/gen"}  # no number, and what PAT tells
 
 
 def test_what_an_arm_does_not_have_is_not_measured(experiment):

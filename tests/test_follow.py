@@ -65,10 +65,10 @@ def test_iterations_are_shown_as_they_come_and_the_complete_run_follows(project)
         iteration(project, 3)
         follower.look()
         follower.look()  # nothing new
-        assert curve(project, "train-pat, running", "actor/grad_norm") == {1: 1, 2: 2, 3: 3}
+        assert curve(project, "train-pat, running", "verl/actor/grad_norm") == {1: 1, 2: 2, 3: 3}
         iteration(project, 1, anew=True)
         follower.look()
-        assert curve(project, "train-pat, running", "actor/grad_norm") == {1: 1}  # it began again
+        assert curve(project, "train-pat, running", "verl/actor/grad_norm") == {1: 1}  # it began again
     follower.look()
     assert runs(project) == {"train-pat, running": "FINISHED"}
     experiment = project / "results" / "tiny"

@@ -133,7 +133,7 @@ def test_each_stage_is_one_run_in_mlflow(project, name):
         assert len(history) == EXPERIMENTS[name].train.iterations
         files = project / "results" / "mlartifacts" / name / run.info.run_id / "artifacts"
         assert (files / "train" / arm / "iterations.parquet").exists()
-        assert len(client.get_metric_history(run.info.run_id, "actor/grad_norm")) == len(history)
+        assert len(client.get_metric_history(run.info.run_id, "verl/actor/grad_norm")) == len(history)
         assert run.data.params
         assert run.data.metrics["system/cpu_utilization_percentage"] >= 0
     assert runs["report"].info.run_name.startswith("overview: ")
