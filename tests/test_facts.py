@@ -41,7 +41,11 @@ def test_verls_own_metrics_are_there_under_its_sections(experiment):
     assert metrics["verl/val-core/gsm/acc/mean_1", 2] == 0.5  # trackers forbid @
     names = {name for name, _ in metrics}
     assert {"verl/actor/ppo_kl", "verl/actor/lr", "verl/critic/rewards/mean"} <= names
-    assert not names & {"verl/actor/entropy", "verl/training/global_step", "verl/timing_s/gen"}  # no number, and what PAT tells
+    assert not names & {
+        "verl/actor/entropy",
+        "verl/training/global_step",
+        "verl/timing_s/gen",
+    }  # no number, and what PAT tells
 
 
 def test_what_an_arm_does_not_have_is_not_measured(experiment):
