@@ -22,7 +22,7 @@ ENVS = PACKAGE.parent / "envs"
 # The code whose edit makes a stage run again: patterns of files of the package.
 CODE = {
     "hardware": ["cluster.py"],
-    "assets": ["model.py", "assets/*.py"],
+    "assets": ["model.py", "assets/*.py", "rl/answers.py", "rl/algebra.py"],
     "profile": ["layout.py", "seam.py", "profile.py", "points.py", "engine/**/*.py", "predictor/reference/*.py"],
     "predictor": ["predictor/*.py"],
     "train": ["layout.py", "seam.py", "arms.py", "policy.py", "engine/**/*.py", "rl/**/*.py"],

@@ -64,7 +64,7 @@ def run(cfg, experiment: Path, workloads: Mapping[str, Workload], repeats: int, 
     ``predictor``, which an earlier run of the pipeline left. The files are written after every repeat of a workload;
     the same command goes on with what is missing in them, if settings, machine, model and code are the same.
     """
-    vocabulary = json.loads((experiment / "model" / "config.json").read_text())["vocab_size"]
+    vocabulary = json.loads((experiment / "model" / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     predictor = experiment / "predictor" / "model.json"
     replays = [Replay.of(name, workload, vocabulary, cfg.seed) for name, workload in workloads.items()]
     same = fingerprint(cfg.model_dump_json(exclude={"train"}), experiment / "model", CODE, [predictor])

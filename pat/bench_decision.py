@@ -127,7 +127,7 @@ def run(cfg, predictor: Path, live: Sequence[int], out: Path) -> None:
     whole = [generation(machine, policy(count), Requests.of(draw(rng, count), prompt, cap)) for count in live]
     document = {"tp_sizes": tp_sizes, "decisions": decisions, "generations": whole} | provenance.facts()
     out.mkdir(parents=True, exist_ok=True)
-    (out / "decision.json").write_text(json.dumps(document, indent=1) + "\n")
+    (out / "decision.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     Console(width=120).print(_table(decisions, whole))
 
 

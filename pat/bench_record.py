@@ -35,7 +35,7 @@ class Record:
         if not path.exists():
             return
         try:
-            earlier = json.loads(path.read_text())
+            earlier = json.loads(path.read_text(encoding="utf-8"))
             changed = differences(earlier["about"]["same"], same)
         except (ValueError, KeyError, TypeError):
             print(f"bench: {path} cannot be continued, and is replaced", flush=True)
@@ -80,7 +80,7 @@ class Record:
         document = {"about": about, "workloads": measured}
         for name, text in (("rollout.json", json.dumps(document, indent=1) + "\n"), ("rollout.html", page(document))):
             partial = self.out / f"{name}.part"
-            partial.write_text(text)
+            partial.write_text(text, encoding="utf-8")
             partial.rename(self.out / name)
         if self.steps:
             self.steps = [pl.concat(self.steps)]

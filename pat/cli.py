@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pat import home
 from pat.owner import Busy, only
 from pat.problems import ConfigError, Problem, shown
 
@@ -40,7 +41,7 @@ def _stage(stage: str, path: Path, experiment: str | None, out: Path | None) -> 
     if path.suffix == ".json":
         if not path.is_file():
             raise ConfigError(Problem(("--config",), shown(str(path)), "a file that exists"))
-        config = schema.load_stage(path.read_text(), stage)
+        config = schema.load_stage(path.read_text(encoding="utf-8"), stage)
         out = out or path.parent.parent
     else:
         configs = configfile.load(path)
@@ -158,7 +159,7 @@ def track(
     from pat import tracking
 
     read = out / "config" / f"{stage}.json"
-    params = json.loads(read.read_text()) if read.exists() else {}
+    params = json.loads(read.read_text(encoding="utf-8")) if read.exists() else {}
     tracking.run(out, stage, cfg.tracking, params, out / "tracking" / f"{stage}.json")
 
 
@@ -265,6 +266,25 @@ def doctor(config: ConfigPath = DEFAULT) -> None:
     raise typer.Exit(0 if doctor.run(config) else 1)
 
 
+@app.command(name="gpu-check", epilog="Example: pat gpu-check --out gpu-check.json")
+def gpu_check(
+    out: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("gpu-check.json"),
+    model: Annotated[
+        Path | None, typer.Option(help="Folder of a config.json; Llama-3.1-8B's shape if left out.")
+    ] = None,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Try the check itself, on a tiny model without a GPU.")] = False,
+) -> None:
+    """Test and time PAT on this machine's GPUs against SGLang itself, in ten minutes, and write one file to send."""
+    from pat import gpu_check
+
+    try:
+        done = gpu_check.run(out, model, cpu)
+    except RuntimeError as error:
+        typer.echo(f"gpu-check: {error}", err=True)
+        done = False
+    raise typer.Exit(0 if done else 1)
+
+
 @app.command(name="schema", epilog="Example: pat schema > config/schema.json")
 def print_schema() -> None:
     """Print the JSON schema of configuration files (kept as config/schema.json)."""
@@ -286,6 +306,8 @@ def logged(context: typer.Context, log: Annotated[Path, typer.Argument(help="Whe
 
 
 def main() -> None:
+    sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of another encoding lacks some characters
+    home.ensure()
     try:
         app()
     except ConfigError as error:

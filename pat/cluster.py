@@ -34,7 +34,9 @@ def output(*command: str, timeout_s: float = 20.0) -> str | None:
     if shutil.which(command[0]) is None:
         return None
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, encoding="utf-8", errors="replace"
+        )
     except subprocess.TimeoutExpired:
         return None
     return done.stdout if done.returncode == 0 else None
@@ -182,7 +184,7 @@ def discover() -> dict[str, Any]:
 def run(experiment_dir: Path) -> None:
     """Write ``hardware.json`` and print it in a few lines."""
     facts = discover()
-    (experiment_dir / "hardware.json").write_text(json.dumps(facts, indent=2) + "\n")
+    (experiment_dir / "hardware.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     for node in facts["nodes"]:
         gpus = [device["name"] for device in node["devices"]]
         what = f"{len(gpus)} x {gpus[0]}" if gpus else "no GPU"

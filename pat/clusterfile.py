@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from pat import configfile
+from pat import yamlfile
 from pat.config import Bool, Positive, Section, Text
 from pat.problems import ConfigError, Problem, shown, translate
 
@@ -65,7 +65,7 @@ def load(file: Path | None = None) -> Cluster:
     """The cluster that ``file`` describes. Raises ConfigError that names the file and all that is wrong in it."""
     file = file or path()
     try:
-        raw = configfile.read(file)
+        raw = yamlfile.read(file, "the whole file")
         cluster = Cluster.model_validate({} if raw is None else raw)
         problems = list(_checks(cluster))
     except ValidationError as error:

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    ValidationError,
+    computed_field,
+    create_model,
+)
 
 from pat.problems import ConfigError, translate
 
@@ -22,6 +32,17 @@ def _number(value: Any) -> Any:
     return str(value) if isinstance(value, bool) else value
 
 
+def _options(value: Any) -> Any:
+    """Options of SGLang and verl, their numbers as numbers: YAML 1.1 reads 1e-2 as text, and Hydra would pass it on."""
+    if isinstance(value, dict):
+        return {key: _options(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_options(inner) for inner in value]
+    return float(value) if isinstance(value, str) and _FLOAT.fullmatch(value) else value
+
+
+_FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+Options = Annotated[dict[str, Any], BeforeValidator(_options)]
 Number = Annotated[float, BeforeValidator(_number)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 Bool = Annotated[bool, Strict()]
@@ -63,14 +84,14 @@ class Rollout(Section):
     max_response: Positive = 320
     """Longest response, tokens; generation is cut there."""
     temperature: Annotated[Number, Field(ge=0)] = 1.0
-    """Sampling temperature; 0 is greedy."""
+    """Sampling temperature; training refuses 0, since equal answers to a prompt teach nothing."""
     lengths: Positives | None = None
     """Replayed response lengths, tokens: request k of an iteration gets the k-th, cycled. null: natural."""
     kv_tokens: Positive = 16384
     """Size of one rank's KV cache at tp 1, tokens."""
     deadline_s: Annotated[Number, Field(gt=0)] = 900.0
     """Longest that the generation of one iteration may take, seconds; then training fails with the reason."""
-    sglang: dict[str, Any] = {}
+    sglang: Options = {}
     """Further arguments of sglang.Engine, for the profile and for training: {mem_fraction_static: 0.6}."""
 
 
@@ -125,8 +146,13 @@ class Train(Section):
     """Machines of `ranks` ranks that train together; tp stays inside one. More than one needs a Slurm job of them."""
     save_every: Positive | None = None
     """Iterations between checkpoints, from which a training that was interrupted goes on. null: it starts again."""
-    extra: dict[str, Any] = {}
+    extra: Options = {}
     """Any other verl (Hydra) settings, by their full dotted name."""
+
+    @property
+    def own_reward(self) -> bool:
+        """Whether the reward is the user's own, to which any ground truth may mean something."""
+        return any(key.lstrip("+").endswith("custom_reward_function.path") for key in self.extra)
 
 
 class Lengths(Section):
@@ -201,6 +227,11 @@ class Config(Section):
     report: Report = Report()
     tracking: Tracking = Tracking()
 
+    @computed_field
+    @property
+    def own_reward(self) -> bool:
+        return self.train.own_reward
+
 
 class File(Config):
     """A configuration file of PAT: one experiment's settings, and the experiments that differ from them."""
@@ -215,7 +246,7 @@ _ENGINE = ("ranks", "tp_sizes", "seed", "model")
 _TRAIN = (*_ENGINE, "rollout", "train")
 SECTIONS: dict[str, tuple[str, ...]] = {
     "hardware": (),
-    "assets": ("tp_sizes", "seed", "model", "data", "rollout.prompts", "rollout.max_prompt"),
+    "assets": ("tp_sizes", "seed", "model", "data", "own_reward", "rollout.prompts", "rollout.max_prompt"),
     "profile": (
         *(*_ENGINE, "profile"),
         *("rollout.max_prompt", "rollout.max_response", "rollout.kv_tokens", "rollout.sglang"),
@@ -256,6 +287,9 @@ def _subset(name: str, model: type[BaseModel], keys: Iterable[str]) -> type[Sect
         inside.setdefault(field, []).append(rest)
     fields: dict[str, Any] = {}
     for field, rest in inside.items():
+        if field in model.model_computed_fields:
+            fields[field] = (model.model_computed_fields[field].return_type, ...)
+            continue
         info = model.model_fields[field]
         whole = rest == [""]
         kind = Annotated[info.annotation, Field(), *info.metadata] if whole else _subset(name, info.annotation, rest)

@@ -9,42 +9,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from pat import arms
 from pat.config import SWITCHED_TOKENS, Config, File
 from pat.model import BUILTIN, PUBLISHED, ModelSpec, UnsupportedModel, heads_for
 from pat.problems import ConfigError, Problem, shown, translate
+from pat.yamlfile import read
 
 EXTRAPOLATED = 4  # times the longest profiled context that step times may be extrapolated to without a warning
+GREEDY = 1e-6  # below this temperature SGLang takes the likeliest token
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """PyYAML silently keeps the last of two equal keys, so that of two experiments of a name one is lost."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                where = f"line {key.start_mark.line + 1}"
-                raise ConfigError(Problem((key.value,), f"it a second time at {where}", "each key once"))
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def read(path: str | Path) -> Any:
-    """Contents of a YAML file. Raises ConfigError if it is missing, is not YAML, or has a key twice."""
-    try:
-        return yaml.load(Path(path).read_text(), _UniqueKeys)
-    except OSError as error:
-        raise ConfigError(
-            Problem(("--config",), shown(str(path)), f"a file that can be read ({error.strerror})")
-        ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(Problem(("--config",), shown(str(path)), f"valid YAML ({reason})")) from None
 
 
 def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,6 +75,8 @@ def _checks(config: Config) -> Iterator[Problem]:
     yield from _model(config)
     yield from _reference(config)
     yield from _data(config)
+    yield from _tracking(config)
+    yield from _options(config)
 
 
 def _tp_and_arms(config: Config) -> Iterator[Problem]:
@@ -139,10 +116,9 @@ def _rollout(config: Config) -> Iterator[Problem]:
     if profile.source == "engine" and longest <= rollout.kv_tokens < profiled:
         allowed = f"at least {profiled}, which the profile's batches and contexts fill at once"
         yield Problem(("rollout", "kv_tokens"), str(rollout.kv_tokens), allowed)
-    for key in ("trainer.test_freq", "trainer.val_before_train"):
-        if key in train.extra:
-            problem = "no value: responses of a validation would be counted as an iteration's"
-            yield Problem(("train", "extra", key), str(train.extra[key]), problem)
+    if config.arms and rollout.temperature < GREEDY:
+        allowed = f"at least {GREEDY:g}: greedy answers to a prompt are equal, have no advantage over each other, and "
+        yield Problem(("rollout", "temperature"), f"{rollout.temperature:g}", allowed + "training would learn nothing")
     responses, ranks = rollout.prompts * rollout.samples, config.ranks * train.nodes
     told = f"{config.ranks}" if train.nodes == 1 else f"{config.ranks} x train.nodes = {train.nodes}"
     if responses % ranks:
@@ -246,9 +222,29 @@ def _data(config: Config) -> Iterator[Problem]:
 
     if config.data.source not in schema.GENERATED:
         try:
-            schema.read(config.data.source, rows=1)
+            schema.check(config.data.source, config.own_reward)
         except ValueError as error:
             yield Problem(("data", "source"), shown(config.data.source), str(error))
+
+
+def _tracking(config: Config) -> Iterator[Problem]:
+    uris = {("tracking", "uri"): config.tracking.uri, ("MLFLOW_TRACKING_URI",): os.environ.get("MLFLOW_TRACKING_URI")}
+    for place, uri in uris.items():
+        file = uri and uri.removeprefix("sqlite:///")
+        if uri and ("://" not in uri or uri.startswith("file:") or (file != uri and Path(file).is_dir())):
+            allowed = "sqlite:///FILE or a server's URL; MLflow no longer writes to a folder"
+            yield Problem(place, shown(uri), allowed)
+
+
+def _options(config: Config) -> Iterator[Problem]:
+    """What SGLang, verl and the engine would refuse hours later."""
+    from pat.engine import options as engine
+    from pat.rl import options as training
+
+    for name, allowed in engine.problems(config.rollout.sglang):
+        yield Problem(("rollout", "sglang", name), shown(config.rollout.sglang[name]), allowed)
+    for key, got, allowed in training.problems(config):
+        yield Problem(("train", "extra", *filter(None, [key])), got, allowed)
 
 
 def warnings(config: Config) -> Iterator[str]:

@@ -179,7 +179,7 @@ def examine(config: Path) -> Iterator[Finding]:
     facts = cluster.discover()
     requirements = _requirements(facts["source"] != "local")
     if (pins := ENVS / f"{requirements}.txt").exists():
-        yield _packages(pins.read_text(), INSTALL[requirements])
+        yield _packages(pins.read_text(encoding="utf-8"), INSTALL[requirements])
     yield from _plugins()
     yield from _machine(facts, _ranks(config))
     yield from _space()
@@ -205,7 +205,7 @@ def check_node(stage: str, cfg) -> None:
     pins = ENVS / f"{promised.requirements}.txt"
     wrong = [] if _python().level == "ok" else [_python().what]
     if pins.exists():
-        wrong += _wrong(pins.read_text(), NODE_PACKAGES)
+        wrong += _wrong(pins.read_text(encoding="utf-8"), NODE_PACKAGES)
     cure = f"install what it should run in ({INSTALL[promised.requirements]}, or modules, container, conda in FILE)"
     engine = kind == "train" or (kind == "profile" and cfg.profile.source == "engine")
     if not wrong and engine and promised.requirements == "cuda" and promised.gpus != "none":

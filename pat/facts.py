@@ -15,6 +15,7 @@ import polars as pl
 
 from pat import facts_verl, usage
 from pat.facts_overview import overview
+from pat.mlflow_limits import listed
 from pat.report.experiment import benchmark, load_arm
 from pat.report.style import arm_colours
 from pat.report.summary import kept_iterations, medians
@@ -275,7 +276,7 @@ def _origin(record: dict) -> dict[str, str]:
 
 def _job(path: Path) -> dict[str, str]:
     """Tags for the Slurm job that the stage ran in, and its node, where `pat.jobs.note` wrote them down."""
-    noted = json.loads(path.read_text()) if path.exists() else {}
+    noted = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     names = {"slurm_job_id": "pat.slurm_job_id", "node": "pat.node"}
     return {tag: str(noted[key]) for key, tag in names.items() if noted.get(key)}
 
@@ -286,7 +287,7 @@ def _data(directory: Path) -> list[DataSet]:
         if (path := directory / "data" / f"{split}.parquet").exists():
             sources = pl.read_parquet(path, columns=["data_source"])["data_source"]
             digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-            name = ", ".join(sources.unique().sort())
+            name = listed(sources.cast(pl.String).fill_null("no data_source").unique().sort())
             found.append(DataSet(name, split, str(path.resolve()), digest, len(sources)))
     return found
 
@@ -294,4 +295,4 @@ def _data(directory: Path) -> list[DataSet]:
 def _json(path: Path) -> dict:
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing")
-    return json.loads(path.read_text())
+    return json.loads(path.read_text(encoding="utf-8"))

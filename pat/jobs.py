@@ -26,7 +26,9 @@ def note(experiment: Path, stage: str) -> None:
         return
     folder = experiment / "jobs"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{stage}.json").write_text(json.dumps({"slurm_job_id": int(job), "node": node_name()}) + "\n")
+    (folder / f"{stage}.json").write_text(
+        json.dumps({"slurm_job_id": int(job), "node": node_name()}) + "\n", encoding="utf-8"
+    )
 
 
 def node_name() -> str:
@@ -52,14 +54,14 @@ def collect(experiment: Path) -> list[dict[str, Any]]:
         row |= {"gpus": None, "energy_j": None, "source": "benchmark"}
         note_ = experiment / "jobs" / f"{stage}.json"
         if note_.exists():
-            row |= json.loads(note_.read_text())
+            row |= json.loads(note_.read_text(encoding="utf-8"))
             before = known.get((stage, row["slurm_job_id"]))
             if before and before["source"] != "benchmark" and before["state"] not in ("RUNNING", "COMPLETING"):
                 row = before
             else:
                 row |= from_sacct(row["slurm_job_id"]) or from_scontrol(row["slurm_job_id"]) or {}
         rows.append(row)
-    (experiment / "jobs.json").write_text(json.dumps(rows, indent=2) + "\n")
+    (experiment / "jobs.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     return rows
 
 
@@ -122,7 +124,7 @@ def duration(text: str) -> float:
 
 def seconds(benchmark: Path) -> float | None:
     """Wall time of a Snakemake benchmark; None if it holds no number."""
-    with benchmark.open() as lines:
+    with benchmark.open(encoding="utf-8") as lines:
         row = next(csv.DictReader(lines, delimiter="\t"), {})
     try:
         return float(row["s"])
@@ -132,6 +134,6 @@ def seconds(benchmark: Path) -> float | None:
 
 def _read(path: Path) -> list[dict[str, Any]]:
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []

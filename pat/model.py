@@ -149,7 +149,7 @@ def hf_config(source: str) -> dict[str, Any]:
         shape = known[source]
         return {"architectures": [f"{shape['model_type'].capitalize()}ForCausalLM"], **shape}
     try:
-        return json.loads((Path(source) / "config.json").read_text())
+        return json.loads((Path(source) / "config.json").read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise UnsupportedModel(f"its config.json is not JSON ({error})") from None
 

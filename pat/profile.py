@@ -76,7 +76,7 @@ def run(cfg, experiment: Path) -> None:
     for name, frame in tables(partial.rows.values()).items():
         frame.write_parquet(out / f"{name}.parquet")
     about = {"seconds": time.monotonic() - started + before_s, "hostname": socket.gethostname()}
-    (out / "machine.json").write_text(json.dumps(about | provenance.facts(), indent=2) + "\n")
+    (out / "machine.json").write_text(json.dumps(about | provenance.facts(), indent=2) + "\n", encoding="utf-8")
     partial.path.unlink()
 
 
@@ -86,7 +86,9 @@ class Sampler:
     def __init__(self, engine, cfg) -> None:
         self.engine, self.cfg = engine, cfg
         self.random = random.Random(cfg.seed)
-        self.vocabulary = json.loads((Path(engine.server_args.model_path) / "config.json").read_text())["vocab_size"]
+        self.vocabulary = json.loads((Path(engine.server_args.model_path) / "config.json").read_text(encoding="utf-8"))[
+            "vocab_size"
+        ]
         self.switches: list[dict] = []  # of the present point
 
     def run(self, todo: list[tuple[int, Point]], partial: Partial) -> None:

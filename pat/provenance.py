@@ -35,6 +35,7 @@ def _git(*arguments: str) -> str | None:
             text=True,
             errors="replace",
             timeout=20,
+            encoding="utf-8",
         )
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None

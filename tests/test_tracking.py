@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 import pat.report
@@ -98,6 +99,22 @@ def test_a_training_run_has_its_settings_metrics_data_and_files(tracked):
     assert {item.dataset.name for item in run.inputs.dataset_inputs} == {"gsm_symbolic"}
     files = {path.name for path in tracked.files(run, "train", "pat").iterdir()}
     assert {"iterations.parquet", "switches.parquet", "log.txt"} <= files
+
+
+def test_hydras_signs_and_prompts_of_many_sources_are_tracked(tracked):
+    file = tracked.experiment / "data" / "train.parquet"
+    frame = pl.read_parquet(file)
+    names = [None, *(f"source-{i:03d}" for i in range(150))]
+    many = pl.concat([frame.head(1).with_columns(data_source=pl.lit(name, pl.String)) for name in names])
+    many.write_parquet(file)
+    run = tracked.track("train-pat", {"train": {"extra": {"+a.b": 1, "a.b": 2, "~c": 3, "k" * 300: "v" * 9000}}})
+    assert run.data.params["train.extra.a.b"] == "1"
+    assert sorted(value for key, value in run.data.params.items() if key.startswith("train.extra.a.b")) == ["1", "2"]
+    assert run.data.params["train.extra._c"] == "3"
+    assert "v" * 6000 in run.data.params.values()
+    train = next(item.dataset.name for item in run.inputs.dataset_inputs if "source" in item.dataset.name)
+    assert train.startswith("no data_source, source-000, source-001, ")
+    assert train.endswith(" more")
 
 
 def test_files_lie_in_the_configured_folder(tracked):

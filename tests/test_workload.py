@@ -59,7 +59,7 @@ def test_a_mistake_names_its_workload(tmp_path, change, said):
 def test_an_unknown_name_and_a_missing_file_say_what_there_is(tmp_path):
     with pytest.raises(ConfigError, match="some of a, b, c, d, e"):
         workload.load(SHIPPED, ["a", "z"])
-    with pytest.raises(ConfigError, match="a file that exists"):
+    with pytest.raises(ConfigError, match="a file that can be read"):
         workload.load(tmp_path / "none.yaml")
 
 

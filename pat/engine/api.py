@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import json
 import os
 import shutil
 import socket
@@ -15,7 +16,7 @@ from functools import partial
 import numpy as np
 import polars as pl
 
-from pat.engine import records, refusals, trace, watch
+from pat.engine import one_device, records, refusals, trace, watch
 from pat.engine import sglang_api as sg
 from pat.engine.board import Board
 from pat.engine.controller import Controller
@@ -45,6 +46,7 @@ class Engine(Unsupported, WeightUpdates, Switching, sg.Engine):
     kv_costs: what a request's KV costs at a switch with kv="auto"; None: a guess from the model's shape.
     deadline_s: longest that a phase of a switch may take, seconds.
     graph_memory_bytes: device memory that the graphs of one size may take; None: 5 % of the device's.
+    one_device: put all ranks on the first visible device. Slow; for tests on a machine with one GPU.
     Other arguments are sglang.Engine's. Raises ValueError for an option or a model that cannot be supported, saying
     why, before anything starts; EngineDead if a process ends while they start. From then on every call that waits
     for the engine raises EngineDead when one of its processes ends.
@@ -64,6 +66,7 @@ class Engine(Unsupported, WeightUpdates, Switching, sg.Engine):
         kv_costs: KvCosts | None = None,
         deadline_s: float = 60.0,
         graph_memory_bytes: int | None = None,
+        one_device: bool = False,
         **kwargs,
     ) -> None:
         sg.check()
@@ -75,7 +78,7 @@ class Engine(Unsupported, WeightUpdates, Switching, sg.Engine):
         start_resource_tracker()
         shared = shared_folder("engine")
         meet = f"tcp://127.0.0.1:{_free_port()}"
-        self.settings = Settings(ranks, tp_sizes, meet, str(shared), deadline_s, graph_memory_bytes)
+        self.settings = Settings(ranks, tp_sizes, meet, str(shared), deadline_s, graph_memory_bytes, one_device)
         self.layout = Layout(ranks, self.settings.base)
         self.max_new_tokens = max_new_tokens
         self.switches: list[dict] = []
@@ -87,7 +90,7 @@ class Engine(Unsupported, WeightUpdates, Switching, sg.Engine):
         fixed = {"dp_size": ranks // self.settings.base, "tp_size": self.settings.base, "page_size": 1}
         try:
             with self._variables():
-                super().__init__(**{"random_seed": 0} | environment.server_args() | kwargs | fixed)
+                super().__init__(**{"random_seed": 0} | self._server_args() | kwargs | fixed)
             self._take_over_processes()
         except BaseException as error:
             self.watch.settle()
@@ -97,15 +100,24 @@ class Engine(Unsupported, WeightUpdates, Switching, sg.Engine):
                 raise EngineDead(str(self.watch.death)) from error
             raise
 
+    def _server_args(self) -> dict:
+        """PAT's own defaults for sglang.Engine."""
+        defaults = environment.server_args()
+        if self.settings.one_device:
+            defaults |= one_device.server_args(self.settings.base, environment.has_accelerator())
+        return defaults
+
     @contextlib.contextmanager
     def _variables(self) -> Iterator[None]:
         """The environment that SGLang's processes start with."""
         variables = {VARIABLE: self.settings.to_environment()}
         variables["TQDM_DELAY"] = os.environ.get("TQDM_DELAY", "2")  # seconds; else a bar for every bucket of weights
         if environment.has_accelerator():
-            variables |= visible_devices(self.layout, self.settings.tp_sizes)
+            variables |= visible_devices(self.layout, self.settings.tp_sizes, self.settings.one_device)
         else:
             variables |= environment.thread_binding(self.settings.ranks)
+        if self.settings.one_device:
+            variables |= one_device.VARIABLES
         saved = {key: os.environ.get(key) for key in variables}
         os.environ.update(variables)
         try:
@@ -115,9 +127,11 @@ class Engine(Unsupported, WeightUpdates, Switching, sg.Engine):
                 os.environ.pop(key) if value is None else os.environ.__setitem__(key, value)
 
     @classmethod
-    def _launch_scheduler_processes(cls, *args, **kwargs):
+    def _launch_scheduler_processes(cls, server_args, port_args, run_scheduler_process_func, **kwargs):
         watch.take_sigquit()  # SGLang has just set a handler that ends the user's process, too
-        return super()._launch_scheduler_processes(*args, **kwargs)
+        if Settings.from_environment().one_device:
+            run_scheduler_process_func = one_device.run_scheduler
+        return super()._launch_scheduler_processes(server_args, port_args, run_scheduler_process_func, **kwargs)
 
     def _init_tokenizer_manager(self, server_args, port_args):
         from pat.engine.tokenizer import TokenizerManager
@@ -230,6 +244,11 @@ class Engine(Unsupported, WeightUpdates, Switching, sg.Engine):
         rows = [trace.steady(self.boards[rank].step_rows(since[rank])) for rank in self.layout.leaders]
         rows = np.concatenate(rows)
         return rows[rows["tp"] == self.layout.tp]
+
+    def graph_memory(self) -> dict[int, int]:
+        """{tp: device bytes that graphs and attention backends of this size took at start}, of the rank with most."""
+        ranks = [json.loads(file.read_text(encoding="utf-8")) for file in self.settings.path.glob("graphs.*")]
+        return {tp: max(rank[str(tp)] for rank in ranks) for tp in self.settings.tp_sizes}
 
     def step_marks(self) -> list[int]:
         return [board.step_count for board in self.boards]

@@ -55,7 +55,7 @@ def _wait_for(folder: Path, processes: list) -> None:
 
 def _write(file: Path, text: str) -> None:
     part = file.with_name(file.name + ".part")
-    part.write_text(text)
+    part.write_text(text, encoding="utf-8")
     part.rename(file)  # a reader never sees half a file
 
 
@@ -113,6 +113,6 @@ def culprit(endings: list[Ending]) -> Ending:
 
 def _read(file: Path) -> str | None:
     try:
-        return file.read_text()
+        return file.read_text(encoding="utf-8")
     except OSError:
         return None

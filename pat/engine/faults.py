@@ -31,7 +31,7 @@ class Faults:
         if not self.file.exists():
             return
         try:
-            fault = json.loads(self.file.read_text())
+            fault = json.loads(self.file.read_text(encoding="utf-8"))
         except FileNotFoundError:  # it was another rank's, and has struck
             return
         if (fault["rank"], fault["phase"]) != (self.rank, phase):

@@ -12,10 +12,10 @@ import time
 from collections import deque
 from functools import partial
 
-from pat.engine import draw, endings, groups, sampling
+from pat.engine import draw, endings, groups, one_device, penalties, sampling
 from pat.engine import sglang_api as sg
 from pat.engine.board import Board, request_key
-from pat.engine.cpu import environment, processes
+from pat.engine.cpu import environment, processes, stand_ins
 from pat.engine.cpu.allreduce import SharedMemoryCollectives, supported
 from pat.engine.ordering import Counts, InOrder
 from pat.engine.settings import KV_CHOICES, KvCosts, Settings
@@ -50,13 +50,16 @@ def hook_scheduler(settings: Settings) -> None:
     """In the data-parallel controller and the schedulers, which it starts."""
     on_cpu = not environment.has_accelerator()
     if on_cpu:
-        environment.add_stubs()
+        stand_ins.add()
     hook, kind = sg.HookRegistry.register, sg.HookType
     hook(sg.path("Scheduler"), scheduler_class(settings), kind.REPLACE)
     hook(
         sg.path("init_parallel_groups"),
         lambda original, **kwargs: groups.build(
-            settings, backend=kwargs["backend"], server_args=kwargs["server_args"], gpu_id=kwargs["gpu_id"]
+            settings,
+            backend="gloo" if settings.one_device else kwargs["backend"],
+            server_args=kwargs["server_args"],
+            gpu_id=kwargs["gpu_id"],
         ),
         kind.AROUND,
     )
@@ -71,14 +74,22 @@ def hook_scheduler(settings: Settings) -> None:
     hook(f"{sg.path('SamplingBatchInfo')}.from_schedule_batch", sampling.from_schedule_batch, kind.AROUND)
     hook(sg.path("Sampler"), draw.sampler_class(), kind.REPLACE)
     hook(sg.path("apply_scaling_penalties"), draw.scale, kind.REPLACE)
+    hook(f"{sg.path('SamplingBatchInfo')}.copy_for_forward", penalties.copy_for_forward, kind.AROUND)
+    hook(f"{sg.path('ScheduleBatch')}.cumulate_penalty_output_tokens", penalties.count_known, kind.REPLACE)
+    hook(f"{sg.path('ModelRunner')}.sample", penalties.sample, kind.AROUND)
     if on_cpu:
         hook(sg.path("set_envs_and_config"), lambda result, *_, **__: processes.use(), kind.AFTER)
         hook(f"{controller}.event_loop", controller_event_loop, kind.REPLACE)
-        if supported():
-            collectives = SharedMemoryCollectives(settings.path, settings.deadline_s)
-            coordinator = sg.path("GroupCoordinator")
-            hook(f"{coordinator}.all_reduce", collectives.all_reduce, kind.AROUND)
-            hook(f"{coordinator}.all_gather", collectives.all_gather, kind.AROUND)
+    mail = SharedMemoryCollectives(settings.path, settings.deadline_s) if supported() else None
+    coordinator = sg.path("GroupCoordinator")
+    if settings.one_device:
+        host = one_device.HostCollectives(mail, sg.eager_on_graph)
+        for name in ("all_reduce", "all_gather", "all_gather_into_tensor"):
+            hook(f"{coordinator}.{name}", getattr(host, name), kind.AROUND)
+        hook(sg.path("init_model_parallel_group"), one_device.without_nccl, kind.AROUND)
+    elif on_cpu and mail:
+        hook(f"{coordinator}.all_reduce", mail.all_reduce, kind.AROUND)
+        hook(f"{coordinator}.all_gather", mail.all_gather, kind.AROUND)
 
 
 def scheduler_class(settings: Settings) -> type:

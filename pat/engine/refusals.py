@@ -125,11 +125,6 @@ SAMPLING = dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag"), (No
     "beam_width": (1, "the beams of a search are not moved together"),
 }
 
-# With the overlap scheduler a token is counted when the next one has been drawn already, and the prompt's last token in
-# place of the first: what a request's penalties have counted cannot be told from its tokens.
-_LATE = "the overlap scheduler counts each token a step late; start the engine with disable_overlap_schedule=True"
-PENALTIES = {"frequency_penalty": (0, _LATE), "presence_penalty": (0, _LATE), "repetition_penalty": (1, _LATE)}
-
 
 # SGLang puts these into tensors unseen: its scheduler, and the engine with it, would end with an error.
 WHOLE, LARGEST = ("max_new_tokens", "min_new_tokens", "top_k"), (1 << 31) - 1
@@ -225,19 +220,15 @@ def _undivided(config: Mapping[str, Any], tp: int) -> Iterator[str]:
             yield f"{name} {size} by tp {tp}"
 
 
-def check_request(request, overlap: bool = False) -> None:
-    """Raise ValueError for a GenerateReqInput with something that PAT does not support, naming it and saying why.
-
-    overlap: whether the engine uses SGLang's overlap scheduler.
-    """
-    refused = SAMPLING | PENALTIES if overlap else SAMPLING
+def check_request(request) -> None:
+    """Raise ValueError for a GenerateReqInput with something that PAT does not support, naming it and saying why."""
     for name, reason in REQUEST.items():
         if _given(getattr(request, name, None)):
             raise ValueError(f"{name} is not supported: {reason}")
     params = getattr(request, "sampling_params", None)
     for one in params if isinstance(params, (list, tuple)) else [params]:
-        for name in refused.keys() & (one or {}).keys():
-            harmless, reason = refused[name]
+        for name in SAMPLING.keys() & (one or {}).keys():
+            harmless, reason = SAMPLING[name]
             if _given(one[name]) and one[name] != harmless:
                 raise ValueError(f"sampling_params[{name!r}] is not supported: {reason}")
         _check_numbers(one or {})

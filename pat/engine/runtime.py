@@ -2,19 +2,24 @@
 
 A set is the model object, the attention backends, the eager runner and, on an accelerator, the captured graphs. A
 graph replays with the addresses and head counts of its capture, so a set is built while SGLang's parallel context,
-groups and KV pool are those of its size. All sets share the memory that graphs compute in, the static input buffers,
-the logits buffer and the workspaces of the attention backends: only one size runs at a time.
+groups and KV pool are those of its size. All sets share the memory that graphs compute in and the workspaces of the
+attention backends: only one size runs at a time. SGLang itself shares what is large enough: the logits buffer with a
+size that captures no larger batches, an input buffer with one of the same length.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import time
+from collections.abc import Iterator
 
 import torch
 from torch.nn import Module
 
 from pat.engine import sglang_api as sg
+from pat.engine.capture import batches
 from pat.engine.device import Cpu, device_of
 
 log = logging.getLogger("sglang.pat")
@@ -64,17 +69,27 @@ class Runtimes:
     """The sets of all sizes of one model runner, of which one is on the runner.
 
     Made while the runner is as SGLang started it, at the base size. budget_bytes: device memory that each further
-    size may take; None: 5 % of the device's. memory_bytes: {tp: device bytes that its set took}; of the base size
-    what SGLang itself measured for its graphs; 0 on a CPU.
+    size may take; None: 5 % of the device's. backend: SGLang's, of their decode graphs; None: the base's. sharing:
+    ranks on this device, which all build at the same time.
+    memory_bytes: {tp: device bytes that its set took}; of the base size what SGLang itself measured for its graphs; 0
+    on a CPU.
     """
 
-    def __init__(self, runner, budget_bytes: int | None = None, device: Cpu | None = None) -> None:
-        self.runner = runner
+    def __init__(
+        self,
+        runner,
+        budget_bytes: int | None = None,
+        device: Cpu | None = None,
+        backend: str | None = None,
+        sharing: int = 1,
+    ) -> None:
+        self.runner, self.backend, self.sharing = runner, backend, sharing
         self.device = device or device_of(runner.device)
         self.budget_bytes = int(self.device.total_bytes * MEMORY_FRACTION) if budget_bytes is None else budget_bytes
         self.names = set(KEPT)
         self.tp = sg.get_parallel().tp_size
         self._sets: dict[int, dict] = {self.tp: self._on_runner()}
+        self._base_decode_bytes = runner.graph_memory_usage.get("decode", 0) * (1 << 30)
         self.memory_bytes = {self.tp: int(sum(runner.graph_memory_usage.values()) * (1 << 30))}
 
     # Without gradients as SGLang builds its own, and not in inference mode, whose tensors nobody may write to later.
@@ -100,21 +115,45 @@ class Runtimes:
             runner.model = model
             if self.device.captures_graphs:
                 setattr(runner, WARMED_UP, False)  # or workspaces of this size's groups would be made within a capture
-            runner.init_attention_backends()
-            runner.init_cuda_graphs()
+            with self._captures_of(tp):
+                runner.init_attention_backends()
+                runner.init_cuda_graphs()
         except Exception as error:
             error.add_note(f"PAT was building the graphs of tp {tp}. If memory is short: {ADVICE}.")
             raise
         self._keep_strays(as_was)
         self.tp = tp
         self._sets[tp] = self._on_runner()
-        taken = self.memory_bytes[tp] = max(0, self.device.used_bytes() - before)
+        taken = self.memory_bytes[tp] = max(0, self.device.used_bytes() - before) // self.sharing
         log.info("PAT: tp %d is ready: %.0f MiB, %.1f s", tp, taken / (1 << 20), time.monotonic() - begin)
         if self.device.captures_graphs and taken > self.budget_bytes:
             raise GraphMemoryError(
                 f"attention backends and graphs of tp {tp} took {taken:,} bytes of device memory, more than the "
                 f"{self.budget_bytes:,} that each size may take: {ADVICE}, or raise graph_memory_bytes="
             )
+
+    @contextlib.contextmanager
+    def _captures_of(self, tp: int) -> Iterator[None]:
+        """What SGLang captures in decode is as ``tp`` wants it; the batches only if the user has not given any."""
+        graphs = sg.get_exec().graph.cuda_graph_config.decode if self.device.captures_graphs else None
+        if graphs is None or not graphs.bs or graphs.backend == "disabled":
+            yield
+            return
+        base = graphs.bs, graphs.max_bs, graphs.backend
+        args = self.runner.server_args
+        if (args.cuda_graph_config, args.cuda_graph_bs_decode, args.cuda_graph_max_bs_decode) == (None, None, None):
+            requests = self.runner.req_to_token_pool.size
+            captured = [bs for bs in graphs.bs if bs <= requests] or graphs.bs[:1]
+            # What a row of the largest batch has cost at the base size, everything else included: an upper bound.
+            row_bytes = self._base_decode_bytes / captured[-1]
+            rows = self.budget_bytes / row_bytes if row_bytes else math.inf
+            graphs.bs = batches(captured, tp // min(self._sets), requests, rows)
+            graphs.max_bs = graphs.bs[-1]
+        graphs.backend = self.backend or graphs.backend
+        try:
+            yield
+        finally:
+            graphs.bs, graphs.max_bs, graphs.backend = base
 
     def use(self, tp: int) -> None:
         """Put the set of ``tp`` on the runner. What is on it now is kept as the present size's, replaced or not."""

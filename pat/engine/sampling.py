@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
 import torch
 
 from pat.engine import sglang_api as sg
+from pat.engine.penalties import with_history
 
 
 def from_schedule_batch(original, cls, batch, vocab_size):
@@ -44,50 +44,3 @@ def seeds(reqs: list, device: torch.device) -> torch.Tensor:
     # From pinned memory, as SGLang's other parameters, so that a GPU is not waited for.
     pinned = device.type == "cuda"
     return torch.tensor(chosen, dtype=torch.int64, pin_memory=pinned).to(device, non_blocking=True)
-
-
-@dataclass(eq=False)
-class _Batch:
-    """As much of a ScheduleBatch as SGLang's penalties look at."""
-
-    reqs: list
-    device: torch.device
-
-
-def with_history(orchestrator, batch):
-    """SGLang's penalties of ``batch`` (an orchestrator), having counted the tokens generated so far.
-
-    SGLang starts to count anew when a request is retracted. A batch that goes on with a decode step counts the
-    newest token in that step.
-    """
-    newest = 1 if batch.forward_mode.is_prebuilt() else 0
-    history = [req.output_ids[: len(req.output_ids) - newest] for req in batch.reqs]
-    if not orchestrator.is_required or not any(history):
-        return orchestrator
-    prepared = [kind for kind, penalizer in orchestrator.penalizers.items() if penalizer.is_prepared()]
-    batches: list[_Batch] = []  # kept: only weak references to them are held
-
-    def fresh(number: int):
-        batches.append(_Batch([batch.reqs[number]], orchestrator.device))
-        one = type(orchestrator)(orchestrator.vocab_size, batches[-1], set(orchestrator.penalizers))
-        for kind in prepared:
-            one.penalizers[kind].prepare()
-        one.is_required = True  # else two requests without penalties would not be merged
-        return one
-
-    # SGLang counts one token of every request of a batch at once. The order of the tokens does not matter: the
-    # longest history begins, and each other request joins when as many tokens are left as it has.
-    lengths = [len(tokens) for tokens in history]
-    order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
-    total, joined = fresh(order[0]), 1
-    for left in range(lengths[order[0]], 0, -1):
-        while joined < len(order) and lengths[order[joined]] >= left:
-            total.merge(fresh(order[joined]))
-            joined += 1
-        tokens = [history[number][-left] for number in order[:joined]]
-        total.cumulate_output_tokens(torch.tensor(tokens, device=orchestrator.device))
-    for number in order[joined:]:
-        total.merge(fresh(number))
-    total.batch = batch
-    total.filter(torch.tensor([order.index(number) for number in range(len(order))], device=orchestrator.device))
-    return total

@@ -65,6 +65,7 @@ class Settings:
     directory: shared-memory directory of this engine (board, mailboxes)
     deadline_s: longest that any phase of a switch or any collective may take, seconds
     graph_memory_bytes: device memory that the graphs and attention backends of one size may take; None: 5 % of it
+    one_device: all ranks are on one device
     """
 
     ranks: int
@@ -73,6 +74,7 @@ class Settings:
     directory: str
     deadline_s: float
     graph_memory_bytes: int | None = None
+    one_device: bool = False
 
     @property
     def base(self) -> int:

@@ -36,6 +36,14 @@ NAMES = {
         ("server_args", "gpu_id", "nccl_port", "random_seed"),
     ),
     "DetokenizerManager": ("sglang.srt.managers.detokenizer_manager.DetokenizerManager", ()),
+    "run_scheduler_process": (
+        "sglang.srt.managers.scheduler.run_scheduler_process",
+        ("server_args", "port_args", "gpu_id"),
+    ),
+    "eager_on_graph": (
+        "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.eager_on_graph",
+        ("fn",),
+    ),
     "DataParallelController": ("sglang.srt.managers.data_parallel_controller.DataParallelController", ()),
     "ModelRunner": ("sglang.srt.model_executor.model_runner.ModelRunner", ()),
     # parallel context and communicators
@@ -46,7 +54,7 @@ NAMES = {
     ),
     "init_model_parallel_group": (
         "sglang.srt.distributed.parallel_state.init_model_parallel_group",
-        ("group_ranks", "local_rank", "backend", "group_name"),
+        ("group_ranks", "local_rank", "backend", "group_name", "use_pynccl", "use_custom_allreduce"),
     ),
     "initialize_model_parallel": ("sglang.srt.distributed.parallel_state.initialize_model_parallel", ()),
     "init_parallel_groups": (
@@ -59,6 +67,7 @@ NAMES = {
         ("server_args",),
     ),
     "get_parallel": ("sglang.srt.runtime_context.get_parallel", ()),
+    "get_exec": ("sglang.srt.runtime_context.get_exec", ()),
     "get_device": ("sglang.srt.runtime_context.get_device", ()),
     "set_group_timeout": ("torch.distributed.distributed_c10d._set_pg_timeout", ("timeout", "group")),
     # model and weights
@@ -96,7 +105,7 @@ NAMES = {
     "ScheduleBatch": ("sglang.srt.managers.schedule_batch.ScheduleBatch", ()),
     "FutureMap": ("sglang.srt.managers.overlap_utils.FutureMap", ()),
     "RelayPayload": ("sglang.srt.managers.overlap_utils.RelayPayload", ("bonus_tokens",)),
-    "Penalties": ("sglang.srt.sampling.penaltylib.BatchedPenalizerOrchestrator", ("vocab_size", "batch", "penalizers")),
+    "Penalizer": ("sglang.srt.sampling.penaltylib.orchestrator._BatchedPenalizer", ()),
     "SamplingBatchInfo": (
         "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo",
         (
@@ -179,7 +188,8 @@ METHODS = (
     ("ModelRunner", "init_attention_backends", ("self",)),
     ("ModelRunner", "init_cuda_graphs", ("self",)),
     ("GroupCoordinator", "all_reduce", ("self", "input_")),
-    ("GroupCoordinator", "all_gather", ("self", "input_", "dim")),
+    ("GroupCoordinator", "all_gather", ("self", "input_", "dim", "output_tensor_list")),
+    ("GroupCoordinator", "all_gather_into_tensor", ("self", "output", "input")),
     ("SamplingBatchInfo", "from_schedule_batch", ("batch", "vocab_size")),
     ("Sampler", "_preprocess_logits", ("self", "logits", "sampling_info")),
     ("Sampler", "_sample_from_probs", ("self", "probs", "sampling_info", "positions", "simple_sampling_case")),
@@ -208,8 +218,12 @@ METHODS = (
     ),
     ("ScheduleBatch", "prepare_for_prebuilt", ("self",)),
     ("FutureMap", "stash", ("self", "future_indices", "payload")),
-    ("Penalties", "cumulate_output_tokens", ("self", "output_ids")),
-    ("Penalties", "merge", ("self", "their")),
+    ("ScheduleBatch", "cumulate_penalty_output_tokens", ("self",)),
+    ("SamplingBatchInfo", "copy_for_forward", ("self",)),
+    ("ModelRunner", "sample", ("self", "logits_output", "forward_batch")),
+    ("Penalizer", "cumulate_output_tokens", ("self", "output_ids")),
+    ("Penalizer", "apply", ("self", "logits")),
+    ("Penalizer", "is_prepared", ("self",)),
 )
 
 # What a switch reads from or sets on SGLang's objects. Setting one that is gone would do nothing, and say nothing.
@@ -249,6 +263,13 @@ RUNNER = (
     "graph_memory_usage",
 )
 POOL = ("k_buffer", "v_buffer", "size", "head_num", "row_dim", "v_row_dim", "head_dim", "v_head_dim", "kv_cache_layout")
+# SGLang's penalties, and where each keeps what it has counted [requests, ...].
+COUNTED = {
+    "BatchedFrequencyPenalizer": "cumulated_frequency_penalties",
+    "BatchedPresencePenalizer": "cumulated_presence_penalties",
+    "BatchedRepetitionPenalizer": "cumulated_repetition_penalties",
+    "BatchedMinNewTokensPenalizer": "len_output_tokens",
+}
 
 seam = Seam("sglang", "0.5.23", NAMES, METHODS)
 path = seam.path

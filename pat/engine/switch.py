@@ -8,6 +8,7 @@ error that names the rank, and with it the engine.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ from pat.engine.errors import SwitchError
 from pat.engine.faults import Faults
 from pat.engine.groups import Groups
 from pat.engine.kv import Exchange, Move, Pool
+from pat.engine.one_device import BREAKABLE
 from pat.engine.requests import Placed, Unfinished
 from pat.engine.runtime import Runtimes
 from pat.engine.settings import KvCosts, Settings
@@ -65,9 +67,11 @@ class Switcher:
         dist.all_reduce(tokens, dist.ReduceOp.MIN, group=groups.start)
         self.pool = Pool(self.runner.token_to_kv_pool, scheduler.token_to_kv_pool_allocator, kv_heads, int(tokens))
         self.experts = expert_rows(self.runner.model)
-        self.runtimes = Runtimes(self.runner, settings.graph_memory_bytes)
+        shared = {"backend": BREAKABLE, "sharing": settings.ranks} if settings.one_device else {}
+        self.runtimes = Runtimes(self.runner, settings.graph_memory_bytes, **shared)
         self._build_sizes()
         draw.warm_up(self.runner.sampler, self.runner.device, self.runner.model_config.vocab_size)
+        (settings.path / f"graphs.{self.rank}").write_text(json.dumps(self.runtimes.memory_bytes), encoding="utf-8")
         self._seed()
         self.idle_sleeper = scheduler.idle_sleeper
         self.detokenizer = scheduler.ipc_channels.send_to_detokenizer.socket
@@ -78,7 +82,7 @@ class Switcher:
     def _build_sizes(self) -> None:
         """Model, attention backends and graphs of every wider size; on all ranks at once, since graphs communicate."""
         base_model = self.runner.model
-        for tp in self.settings.tp_sizes[1:]:
+        for tp in reversed(self.settings.tp_sizes[1:]):  # the widest first: narrower ones fit into its logits buffer
             wide = Layout(self.settings.ranks, tp)
             model = build_model(self.runner, self.groups.topology[tp])
             first_heads = tuple(layout.kv_heads(self.rank, self.pool.kv_heads).start for layout in (self.base, wide))

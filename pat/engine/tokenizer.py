@@ -77,7 +77,7 @@ class TokenizerManager(sg.TokenizerManager):
                 setattr(self, name, Communicator(self.watch, value))
 
     async def generate_request(self, obj, request=None):
-        refusals.check_request(obj, overlap=not self.server_args.disable_overlap_schedule)
+        refusals.check_request(obj)
         self.check_memory()
         answers = super().generate_request(obj, request)
         try:

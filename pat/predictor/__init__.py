@@ -36,13 +36,13 @@ class Predictor:
             },
             "switch": [[*pair, *cost] for pair, cost in sorted(self.switch.costs.items())],
         }
-        path.write_text(json.dumps(model, indent=1) + "\n")
+        path.write_text(json.dumps(model, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> "Predictor":
         """Read what `save` wrote.  FileNotFoundError without it, ValueError when it is something else."""
         try:
-            model = json.loads(path.read_text())
+            model = json.loads(path.read_text(encoding="utf-8"))
             if model["format"] != FORMAT:
                 raise ValueError(f"format {model['format']}")
             decode = {int(tp): (_curve(c["batch"]), _curve(c["context"])) for tp, c in model["decode"].items()}

@@ -39,7 +39,7 @@ def run(profile_dir: Path, out_dir: Path) -> None:
     errors = {name: summarise(rows) for name, rows in held_out.items()}
     out_dir.mkdir(parents=True, exist_ok=True)
     predictor.save(out_dir / "model.json")
-    (out_dir / "errors.json").write_text(json.dumps(errors, indent=1) + "\n")
+    (out_dir / "errors.json").write_text(json.dumps(errors, indent=1) + "\n", encoding="utf-8")
     draw(predictor, samples, held_out).savefig(out_dir / "fit.png", dpi=150)
     Console().print(_table(errors))
 

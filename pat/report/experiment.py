@@ -171,7 +171,7 @@ def benchmark(path: Path) -> tuple[float | None, float | None]:
     """Seconds and largest resident memory (MiB) from a Snakemake benchmark; None where it has no number."""
     if not path.exists():
         return None, None
-    with path.open() as lines:
+    with path.open(encoding="utf-8") as lines:
         row = next(csv.DictReader(lines, delimiter="\t"), {})
     numbers = []
     for key in ("s", "max_rss"):
@@ -201,7 +201,7 @@ def _json(path: Path) -> dict:
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing")
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
 

@@ -64,8 +64,10 @@ def run(experiment_dir: Path, title: str, out: Path) -> None:
         figure.unlink()
     for name, image in images.items():
         (out / name).write_bytes(image)
-    (out / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-    (out / "index.html").write_text(html)
+    (out / "summary.json").write_text(
+        json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
+    )
+    (out / "index.html").write_text(html, encoding="utf-8")
     print(f"{summary['answer']['gen']}\nreport: {out / 'index.html'}")
 
 

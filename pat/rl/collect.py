@@ -15,7 +15,7 @@ from pat.engine.trace import decode_steps, readmission_s
 from pat.engine.transaction import PHASES
 from pat.predictor import Predictor
 from pat.predictor.remaining import drain
-from pat.rl.iteration import IterationError
+from pat.rl.iteration import COUNTED, IterationError
 from pat.rl.verl_log import verl_lines
 
 TAIL_SHARE = 0.1  # the tail of a generation: at most this share of its requests is alive
@@ -74,6 +74,7 @@ ITERATIONS = {
     "save_s": pl.Float64,
     "warm_up": pl.Boolean,
 }
+# samples: those that were trained on.
 # switch_s, decision_s: of the server that took longest. save_s: of a checkpoint, which iteration_s leaves out.
 # warm_up: the first after a start of verl.
 # Column of iterations.parquet -> metric of verl 0.9.1
@@ -85,6 +86,7 @@ VERL_METRICS = {
     "weight_sync_s": "timing_s/update_weights",
     "reward_s": "timing_s/reward",
     "save_s": "timing_s/save_checkpoint",
+    "samples": COUNTED,
     "reward_mean": "critic/rewards/mean",
     "prob_diff_max": "training/rollout_probs_diff_max",
 }
@@ -92,7 +94,7 @@ VERL_METRICS = {
 
 def generations(out: Path) -> list[dict[str, Any]]:
     """The records that the servers have written so far, by iteration and server."""
-    return [json.loads(file.read_text()) for file in sorted((out / "rollout").glob("*.json"))]
+    return [json.loads(file.read_text(encoding="utf-8")) for file in sorted((out / "rollout").glob("*.json"))]
 
 
 def describe(generation: dict[str, Any]) -> str:
@@ -125,6 +127,8 @@ def write(out: Path, predictor: Path | None, samples: int, starts: Collection[in
         of_iteration = _requests(number, servers, begin)
         if len(of_iteration) != samples:
             raise IterationError(f"iteration {number}: {len(of_iteration)} samples came back, {samples} were asked for")
+        if data.get(COUNTED) != samples:
+            raise IterationError(f"iteration {number}: {data.get(COUNTED, 0):.0f} of {samples} samples were trained on")
         live = [_switch(number, s, g, begin, model) for g in servers for s in g["switches"]]
         live = [row | {"switch": i} for i, row in enumerate(sorted(live, key=lambda row: row["at_s"]))]
         requests += of_iteration
@@ -242,7 +246,7 @@ def _iteration(
         "iteration": number,
         "iteration_s": row["iteration_s"] - (row["save_s"] or 0.0),
         "tokens": sum(lengths),
-        "samples": len(requests),
+        "samples": int(row["samples"]),
         "truncated": sum(request["finish_reason"] == "length" for request in requests),
         "response_len_mean": float(np.mean(lengths)),
         "response_len_max": max(lengths),

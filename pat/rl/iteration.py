@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pat.engine.board import request_key
 from pat.rl.identity import Identities
 
+COUNTED = "pat/samples"  # metric of verl's lines: samples that an iteration was trained on
+
 
 class IterationError(RuntimeError):
     """A generation stage lost a request, or got another number of them than it should."""

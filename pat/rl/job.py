@@ -5,28 +5,42 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pat.engine.cpu import environment
-from pat.rl import processes, resume
+from pat.engine.cpu import environment, stand_ins
+from pat.rl import processes
 
 HERE = Path(__file__).parent
+ROUTER = "router.yaml"
+# verl writes the metrics of an iteration after its checkpoint. If it ends in between, the one before is needed.
+KEPT = 2
 
 
 def overrides(
-    cfg, experiment: Path, arm: str, out: Path, ray: dict[str, Any], checkpoints: Path, checkpoint: Path | None
+    cfg,
+    experiment: Path,
+    arm: str,
+    out: Path,
+    ray: dict[str, Any],
+    checkpoints: Path,
+    checkpoint: Path | None,
+    rows: int | None = None,
 ) -> dict[str, Any]:
     """Hydra overrides of ``python -m verl.trainer.main_ppo`` for one arm; a key with + is new to verl.
 
     cfg: the sections of stage train-ARM; out: where the arm's files go; ray: arguments of ray.init, see ``local_ray``.
     checkpoints: where those of ``train.save_every`` go; checkpoint: one to go on from. ``cfg.train.extra`` wins.
+    rows: prompts to train on; None: as many as the experiment has.
     """
     rollout, train = cfg.rollout, cfg.train
     model, data = (experiment / "model").absolute(), (experiment / "data").absolute()
     actor, ref = "actor_rollout_ref.actor", "actor_rollout_ref"
-    batches = _rows(data / "train.parquet") // rollout.prompts  # verl drops a last batch that is not full
+    rows = rows or _rows(data / "train.parquet")
+    batches = rows // rollout.prompts  # verl drops a last batch that is not full
     values: dict[str, Any] = {
         "algorithm.adv_estimator": "grpo",
         "algorithm.rollout_correction.bypass_mode": train.bypass_old_log_prob,
@@ -62,6 +76,7 @@ def overrides(
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
         "trainer.v1.sampler.custom_sampler.path": HERE / "sampler.py",
         "trainer.v1.sampler.custom_sampler.name": "PromptReplayBuffer",
+        "+trainer.v1.sampler.sampler_kwargs.samples": rollout.samples,
         "trainer.logger": ["console", "file"],
         "trainer.project_name": "pat",
         "trainer.experiment_name": arm,
@@ -70,7 +85,7 @@ def overrides(
         "trainer.val_before_train": False,
         "trainer.test_freq": -1,
         "trainer.save_freq": train.save_every or -1,
-        "trainer.max_actor_ckpt_to_keep": resume.KEPT if train.save_every else None,
+        "trainer.max_actor_ckpt_to_keep": KEPT if train.save_every else None,
         "trainer.resume_mode": "resume_path" if checkpoint else "disable",
         "trainer.resume_from_path": checkpoint.absolute() if checkpoint else None,
         "trainer.total_epochs": math.ceil(train.iterations / batches),
@@ -79,9 +94,12 @@ def overrides(
         "hydra.run.dir": out / "hydra",
     }
     if train.nodes > 1:
-        values[f"{ref}.rollout.router_config_path"] = _router_settings(cfg, out)
+        values[f"{ref}.rollout.router_config_path"] = out.absolute() / ROUTER
     if not environment.has_accelerator():
         values["trainer.device"] = "cpu"
+    if not train.own_reward:
+        facts = json.loads((model / "pat.json").read_text(encoding="utf-8"))
+        values["+reward.custom_reward_function.reward_kwargs.ends"] = facts.get("end_texts", [])
     values |= {f"{'' if key == 'num_cpus' else '+'}ray_kwargs.ray_init.{key}": value for key, value in ray.items()}
     values |= {f"+{ref}.rollout.engine_kwargs.sglang.{key}": value for key, value in rollout.sglang.items()}
     settings = rollout_settings(cfg, experiment, arm, out)
@@ -98,12 +116,11 @@ def local_ray(ranks: int, folder: str) -> dict[str, Any]:
     return arguments
 
 
-def _router_settings(cfg, out: Path) -> Path:
+def write_router(cfg, out: Path) -> None:
     """The file that makes verl deal an iteration's requests to the servers of all nodes by ``pat.rl.router``."""
     requests = cfg.rollout.prompts * cfg.rollout.samples
-    file = (out / "router.yaml").absolute()
-    file.write_text(f"router_class: pat.rl.router.Router\nrequests: {requests}\nsamples: {cfg.rollout.samples}\n")
-    return file
+    text = f"router_class: pat.rl.router.Router\nrequests: {requests}\nsamples: {cfg.rollout.samples}\n"
+    (out / ROUTER).write_text(text, encoding="utf-8")
 
 
 def rollout_settings(cfg, experiment: Path, arm: str, out: Path) -> dict[str, Any]:
@@ -128,7 +145,12 @@ def rollout_settings(cfg, experiment: Path, arm: str, out: Path) -> dict[str, An
 
 
 def command(values: dict[str, Any]) -> list[str]:
-    return [sys.executable, "-m", "verl.trainer.main_ppo", *(f"{k}={_hydra(v)}" for k, v in values.items())]
+    return [sys.executable, "-m", "verl.trainer.main_ppo", *words(values)]
+
+
+def words(values: Mapping[str, Any]) -> list[str]:
+    """``values`` as Hydra's overrides."""
+    return [f"{key}={_hydra(value)}" for key, value in values.items()]
 
 
 def _hydra(value: Any) -> str:
@@ -171,10 +193,21 @@ def variables(out: Path, nodes: int = 1) -> dict[str, str]:
     if environment.has_accelerator():
         return values
     values |= environment.ONE_THREAD
-    if environment.stubs_needed():
+    if stand_ins.needed():
         # In every process of the job from its start: verl imports transformers before it loads plugins.
-        values["PYTHONPATH"] = os.pathsep.join(filter(None, [values.get("PYTHONPATH"), str(environment.STUBS)]))
+        values["PYTHONPATH"] = os.pathsep.join(filter(None, [values.get("PYTHONPATH"), str(stand_ins.STUBS)]))
     return values
+
+
+def with_token(variables: Mapping[str, str], file: Path) -> dict[str, str]:
+    """``variables`` with a token of this training's own for Ray, made in ``file``, which all its nodes must see.
+
+    Ray by itself would keep one in ~/.ray for all of a user's, and fail where that cannot be written to.
+    """
+    file.touch(mode=0o600)
+    file.write_text(secrets.token_hex(32), encoding="utf-8")
+    others = {name: value for name, value in variables.items() if name != "RAY_AUTH_TOKEN"}  # it would go first
+    return others | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file)}
 
 
 def _rows(parquet: Path) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import secrets
 import shutil
 import socket
 import subprocess
@@ -15,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pat.logged import telling_lines
-from pat.rl import processes, ray_node, slurm_job
+from pat.rl import job, processes, ray_node, slurm_job
 
 POLL_S = 0.2
 JOIN_S = 180.0  # longest that Ray may take to start on all nodes, seconds; a shared file system may be slow
@@ -37,15 +36,8 @@ def started(nodes: int, ranks: int, logs: Path, variables: Mapping[str, str]) ->
     names = slurm_job.nodes(nodes)
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
-    token = logs / "token"
-    token.touch(mode=0o600)
-    token.write_text(secrets.token_hex(32))
-    ray = Nodes(
-        names,
-        ranks,
-        logs.absolute(),
-        {**variables, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token.absolute())},
-    )
+    token = logs.absolute() / "token"
+    ray = Nodes(names, ranks, logs.absolute(), job.with_token(variables, token))
     try:
         ray.start()
         yield ray
@@ -125,7 +117,7 @@ class Nodes:
         return False
 
     def _joined(self) -> list[str]:
-        lines = (self.logs / "joined").read_text().split("\n")[:-1]
+        lines = (self.logs / "joined").read_text(encoding="utf-8").split("\n")[:-1]
         return json.loads(lines[-1]) if lines else []
 
     def _wait(self, deadline: float, joined: list[str]) -> None:
@@ -141,7 +133,7 @@ class Nodes:
     def _failed(self, what: str, names: list[str]) -> NodesFailed:
         files = [file for name in names if (file := self.logs / f"{name}.log").exists()]
         files += sorted(self.logs.glob("launch-*.log"))
-        texts = [file.read_text(errors="replace") for file in files]
+        texts = [file.read_text(errors="replace", encoding="utf-8") for file in files]
         lines = [line for text in texts if text.strip() for line in telling_lines(text, most=6)]
         return NodesFailed("\n  ".join([f"{what}; what matters of the logs:", *lines]) + f"\nThe logs: {self.logs}")
 

@@ -17,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+from pat import home
 from pat.rl import guard, processes
 
 POLL_S = 0.2
@@ -51,6 +52,7 @@ def free_port() -> int:
 
 def start(address: str, ranks: int, folder: Path, logs: Path, head: bool) -> int:
     """Run Ray on this node, its output in ``logs``, until standard input or Ray ends. Returns Ray's exit status."""
+    home.ensure()
     command = ray_start(address, ranks, folder, head)
     with (logs / f"{node_name()}.log").open("wb") as log:
         return guard.run(command, str(folder), env=processes.one_vendor(), stdout=log, stderr=subprocess.STDOUT)

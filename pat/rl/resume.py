@@ -16,9 +16,6 @@ from typing import Any
 from pat import basis, digest
 from pat.rl import collect
 
-# verl writes the metrics of an iteration after its checkpoint. If it ends in between, the one before is needed.
-KEPT = 2
-
 
 @dataclass(frozen=True)
 class Start:
@@ -61,7 +58,7 @@ def prepare(cfg, experiment: Path, arm: str, out: Path) -> Start:
     if cfg.train.save_every:
         checkpoints.mkdir(parents=True, exist_ok=True)
         partial = checkpoints / "start.part"
-        partial.write_text(json.dumps({"about": about, "starts": start.starts}, indent=2) + "\n")
+        partial.write_text(json.dumps({"about": about, "starts": start.starts}, indent=2) + "\n", encoding="utf-8")
         partial.rename(checkpoints / "start.json")
     return start
 
@@ -83,7 +80,7 @@ def _inputs(experiment: Path, arm: str) -> dict[str, list[int]]:
 
 
 def _read(file: Path) -> dict[str, Any] | None:
-    return json.loads(file.read_text()) if file.exists() else None
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
 
 def _last(checkpoints: Path, out: Path, iterations: int, servers: int, starts: list[int]) -> Start:
@@ -92,7 +89,7 @@ def _last(checkpoints: Path, out: Path, iterations: int, servers: int, starts: l
     if recorded >= iterations:
         return Start(iterations, None, tuple(starts))
     tracker = checkpoints / "latest_checkpointed_iteration.txt"  # verl writes it when a checkpoint is complete
-    complete = int(tracker.read_text()) if tracker.exists() else 0
+    complete = int(tracker.read_text(encoding="utf-8")) if tracker.exists() else 0
     steps = [step for step in _steps(checkpoints) if step <= min(complete, recorded)]
     if not steps:
         return Start(0, None, (0,))
@@ -111,7 +108,7 @@ def _recorded(out: Path, servers: int) -> int:
 
 
 def _steps(checkpoints: Path) -> dict[int, Path]:
-    # of checkpoints beyond KEPT verl removes the actor and leaves the folder
+    # of checkpoints beyond job.KEPT verl removes the actor and leaves the folder
     found = [path for path in checkpoints.glob("global_step_*") if (path / "actor").is_dir()]
     return {int(path.name.removeprefix("global_step_")): path for path in found}
 
@@ -130,5 +127,5 @@ def _prune(start: Start, checkpoints: Path, out: Path) -> None:
 
 def _write(lines: list[dict[str, Any]], file: Path) -> None:
     partial = file.with_suffix(".part")
-    partial.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    partial.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     partial.rename(file)  # at once: it may be interrupted again

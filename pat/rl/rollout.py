@@ -12,6 +12,7 @@ import ray
 import torch
 from safetensors.torch import save_file
 
+from pat.engine.device import named_once
 from pat.engine.shared import shared_folder
 from pat.rl import verl_api as verl
 from pat.rl.server import Server
@@ -36,7 +37,7 @@ class Replica(verl.RolloutReplica):
             raise ValueError(
                 f"Ray has put the {self.world_size} ranks of one replica on several nodes: each node needs as many"
             )
-        devices = sorted({int(d) for _, visible in where for d in visible.split(",") if d.strip()})
+        devices = named_once(visible for _, visible in where)
         server = (
             ray.remote(Server)
             .options(
@@ -54,7 +55,7 @@ class Replica(verl.RolloutReplica):
                 self.model_config,
                 self.replica_rank,
                 self.world_size,
-                ",".join(map(str, devices)),
+                ",".join(devices),
             )
         )
         self.servers = [server]

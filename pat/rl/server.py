@@ -125,10 +125,11 @@ class Server:
         )
 
     def _end_tokens(self) -> list[int]:
-        generation = self.model.generation_config
-        ends = generation.eos_token_id if generation else None
-        ends = self.model.hf_config.eos_token_id if ends is None else ends
-        return [ends] if isinstance(ends, int) else list(ends or [])
+        """What SGLang may not know: verl replaces the configuration's end token by the tokenizer's."""
+        named = [
+            getattr(source, "eos_token_id", None) for source in (self.model.generation_config, self.model.hf_config)
+        ]
+        return sorted({token for ends in named for token in ([ends] if isinstance(ends, int) else ends or [])})
 
     # --- between generations -------------------------------------------------------------------------------
     async def sleep(self) -> None:
@@ -159,7 +160,7 @@ class Server:
         """Show the policy what earlier iterations generated here, if a training goes on from a checkpoint."""
         self._started = True
         records = sorted(self.settings.log.glob(f"*-{self.replica_rank:03d}.json")) if self.settings.log else []
-        for generation in map(json.loads, map(Path.read_text, records)):
+        for generation in map(json.loads, map(Path.read_bytes, records)):
             if generation["iteration"] < self.iteration.number:
                 self.policy.observe(*lengths(generation["requests"], self.cap))
 
@@ -179,7 +180,7 @@ class Server:
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{self.iteration.number:06d}-{self.replica_rank:03d}.json"
         partial = file.with_suffix(".part")
-        partial.write_text(json.dumps(data))
+        partial.write_text(json.dumps(data), encoding="utf-8")
         partial.rename(file)  # a reader never sees half a file
 
     async def abort_all_requests(self, reject_request: bool = False) -> None:

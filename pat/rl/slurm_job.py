@@ -62,7 +62,9 @@ def _of_job(job: str) -> list[str]:
 def _ask(*command: str) -> str:
     """What a command of Slurm prints. Raises RuntimeError with its own words if it fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=ASK_S, encoding="utf-8", errors="replace"
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RuntimeError(f"Slurm does not answer `{' '.join(command)}`: {error}") from None
     if done.returncode:

@@ -44,6 +44,8 @@ def run(cfg, experiment: Path, arm: str) -> None:
             variables = job.variables(out, cfg.train.nodes)
             with _ray(cfg, out, variables) as (ray, variables, check), usage.sampled(out / "usage.parquet"):
                 checkpoints = resume.folder(experiment, arm)
+                if cfg.train.nodes > 1:
+                    job.write_router(cfg, out)
                 values = job.overrides(cfg, experiment, arm, out, ray, checkpoints, begin.checkpoint)
                 guarded = [sys.executable, "-m", "pat.rl.guard", ray.get("_temp_dir", ""), *job.command(values)]
                 _run(guarded, variables, cfg, arm, out, begin.done, check)
@@ -58,7 +60,7 @@ def run(cfg, experiment: Path, arm: str) -> None:
         "starts": begin.starts,
         "seconds": time.monotonic() - started,
     }
-    (out / "run.json").write_text(json.dumps(about | provenance.facts(), indent=2) + "\n")
+    (out / "run.json").write_text(json.dumps(about | provenance.facts(), indent=2) + "\n", encoding="utf-8")
     resume.finish(experiment, arm, out)
     for leftover in ("rollout", "hydra", "ray"):
         shutil.rmtree(out / leftover, ignore_errors=True)
@@ -73,7 +75,7 @@ def _ray(cfg, out: Path, variables: dict[str, str]) -> Iterator[tuple[dict[str, 
         return
     folder = tempfile.mkdtemp(prefix="pat-ray-", dir="/tmp")  # short: sockets in it have long names
     try:
-        yield job.local_ray(cfg.ranks, folder), variables, lambda: None
+        yield job.local_ray(cfg.ranks, folder), job.with_token(variables, Path(folder, "token")), lambda: None
     finally:
         processes.end(processes.naming(folder), grace_s=0.5)  # verl has ended: its Ray has nothing left to save
         shutil.rmtree(folder, ignore_errors=True)
@@ -128,7 +130,7 @@ class Progress:
         for file in self._generations():
             if file.name not in self._seen:
                 self._seen.add(file.name)
-                generation = json.loads(file.read_text())
+                generation = json.loads(file.read_text(encoding="utf-8"))
                 where = f"server {generation['replica']}: " if self.servers > 1 else ""
                 self._say(generation["iteration"], where + collect.describe(generation))
         for line in collect.verl_lines(self.out)[self.done :]:
@@ -159,5 +161,5 @@ class Progress:
 
 
 def _explain(what: str, log: Path) -> str:
-    lines = telling_lines(log.read_text(errors="replace"))
+    lines = telling_lines(log.read_text(errors="replace", encoding="utf-8"))
     return "\n  ".join([what + "; what matters of its log:", *lines]) + f"\nThe whole log: {log}"

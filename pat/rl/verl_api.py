@@ -37,6 +37,7 @@ METHODS = (
     ("GlobalRequestLoadBalancer", "require_acquire_fields", ("self",)),
     ("GlobalRequestLoadBalancer", "release_server", ("server_id",)),
     ("GlobalRequestLoadBalancer", "get_all_servers", ("self",)),
+    ("ReplayBuffer", "sample", ("self", "global_steps", "partition_id", "batch_size")),
     ("BaseRollout", "update_weights", ("self", "weights")),
     ("BaseRollout", "resume", ("self", "tags")),
     ("BaseRollout", "release", ("self",)),

@@ -12,5 +12,5 @@ def verl_lines(out: Path) -> list[dict[str, Any]]:
     interrupted training that this one goes on from. out: the arm's folder."""
     files = [file for name in ("verl-before.jsonl", "verl.jsonl") if (file := out / name).exists()]
     # a line without its end is being written
-    lines = [json.loads(line) for file in files for line in file.read_text().split("\n")[:-1]]
+    lines = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").split("\n")[:-1]]
     return list({line["step"]: line for line in lines}.values())

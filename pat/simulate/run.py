@@ -87,7 +87,7 @@ def run(cfg, predictor_path: Path, out_dir: Path) -> None:
     summary |= {"threshold": thresholds, "stage": stage}
     out_dir.mkdir(parents=True, exist_ok=True)
     frame.write_parquet(out_dir / "arms.parquet")
-    (out_dir / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    (out_dir / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     Console().print(_table(summary))
     print(f"{settings.repeats} iterations of {stage['responses']} responses in {time.perf_counter() - started:.1f} s")
 

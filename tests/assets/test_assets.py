@@ -10,12 +10,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pat import assets
 from pat.assets import data
 from pat.assets.schema import COLUMNS
+from pat.problems import ConfigError
 
 
 def settings(source="tiny-llama", prompts="arithmetic", max_prompt=64, train_size=12):
     return SimpleNamespace(
         tp_sizes=(1, 2),
         seed=0,
+        own_reward=False,
         model=SimpleNamespace(source=source, dtype="float32"),
         data=SimpleNamespace(source=prompts, train_size=train_size, val_size=4, seed=1),
         rollout=SimpleNamespace(prompts=4, max_prompt=max_prompt),
@@ -66,7 +68,7 @@ def test_weights_follow_the_seed(experiment, tmp_path):
 
 def test_too_few_prompts_leave_earlier_results_alone(experiment):
     before = {path: path.stat().st_mtime_ns for path in experiment.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match="at most 3 tokens"):
+    with pytest.raises(ConfigError, match=r"data\.source: .* at most 3 tokens"):
         assets.run(settings(max_prompt=3), experiment)
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
@@ -79,7 +81,7 @@ def test_long_prompts_are_dropped_and_counted(capsys):
 
 
 def test_fewer_prompts_than_an_iteration_needs(tmp_path):
-    with pytest.raises(ValueError, match=r"leaves 3 prompts.*rollout.prompts = 4"):
+    with pytest.raises(ConfigError, match=r"at least rollout\.prompts = 4 prompts to train on; 3 are left"):
         assets.run(settings(train_size=3), tmp_path)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from pat.engine.cpu import environment, processes
 
-environment.prepare()  # before anything imports transformers
+environment.prepare()
 
 SHAPE = {
     "vocab_size": 512,

@@ -1,6 +1,8 @@
-"""The engine on two GPUs of one machine: graphs of every size, and no token that depends on a switch.
+"""The engine on GPUs: graphs of every size, and no token that depends on a switch.
 
-Not part of `make test`. On such a machine: pytest -m gpu tests/engine/test_gpu.py
+Not part of `make test`. On a machine with a GPU: pytest -m gpu tests/engine/test_gpu.py. On one, all ranks share it:
+gloo between them, and graphs above tp 1 in segments (pat/engine/one_device.py). On two or more the same tests run over
+NCCL with whole graphs as well, and what is about speed only there.
 """
 
 import polars as pl
@@ -27,6 +29,8 @@ def gpus() -> int:
 pytestmark = [pytest.mark.gpu, pytest.mark.engine]
 one_gpu = pytest.mark.skipif(gpus() < 1, reason="needs a GPU")
 two_gpus = pytest.mark.skipif(gpus() < 2, reason="needs two GPUs")
+ONE = pytest.param(True, marks=one_gpu, id="one device")
+TWO = pytest.param(False, marks=two_gpus, id="two devices")
 
 
 def engine(model_folder, dtype, **options):
@@ -36,10 +40,10 @@ def engine(model_folder, dtype, **options):
     return driver
 
 
-@pytest.fixture(scope="module")
-def exact(model_folder):
+@pytest.fixture(scope="module", params=[ONE, TWO])
+def exact(request, model_folder):
     """fp32 with graphs; of the attention kernels with graphs, Triton's take it."""
-    driver = engine(model_folder, "float32", attention_backend="triton")
+    driver = engine(model_folder, "float32", attention_backend="triton", one_device=request.param)
     yield driver
     driver.engine.shutdown()
 
@@ -52,7 +56,6 @@ def decode_steps(driver) -> dict[int, float]:
     return dict(steps.group_by("tp").agg(pl.col("seconds").median()).iter_rows())
 
 
-@two_gpus
 def test_tokens_do_not_depend_on_switches(exact):
     requests = jobs((12, 12, 60, 12, 60, 60), shared_prompt=True)
     outputs = exact.run(requests, switches=SWITCHES)
@@ -61,9 +64,10 @@ def test_tokens_do_not_depend_on_switches(exact):
     assert ids(static) == ids(switched)
 
 
-@two_gpus
-def test_log_probabilities_in_bf16_are_those_of_teacher_forcing(model_folder):
-    driver = engine(model_folder, "bfloat16")  # and SGLang's own choice of attention kernels for this GPU
+@pytest.mark.parametrize("one_device", [ONE, TWO])
+@pytest.mark.parametrize("attention", ["flashinfer", "triton", None])  # PAT's default, one for all, SGLang's own choice
+def test_log_probabilities_in_bf16_are_those_of_teacher_forcing(model_folder, attention, one_device):
+    driver = engine(model_folder, "bfloat16", attention_backend=attention, one_device=one_device)
     try:
         requests = jobs((60, 60, 60))
         outputs = driver.run(requests, temperature=1.0, switches=SWITCHES)
@@ -77,8 +81,12 @@ def test_log_probabilities_in_bf16_are_those_of_teacher_forcing(model_folder):
 
 
 @two_gpus
-def test_both_sizes_decode_faster_with_graphs_than_without(exact, model_folder):
-    with_graphs = decode_steps(exact)
+def test_both_sizes_decode_faster_with_graphs_than_without(model_folder):
+    driver = engine(model_folder, "float32", attention_backend="triton")
+    try:
+        with_graphs = decode_steps(driver)
+    finally:
+        driver.engine.shutdown()
     driver = engine(model_folder, "float32", attention_backend="triton", disable_cuda_graph=True)
     try:
         without = decode_steps(driver)
@@ -88,18 +96,63 @@ def test_both_sizes_decode_faster_with_graphs_than_without(exact, model_folder):
     assert all(with_graphs[tp] < without[tp] for tp in with_graphs)
 
 
-@two_gpus
 def test_switching_takes_no_memory_that_it_does_not_give_back(exact):
     import torch
 
     def used():
-        return [total - free for free, total in map(torch.cuda.mem_get_info, range(2))]
+        return [total - free for free, total in map(torch.cuda.mem_get_info, range(gpus()))]
 
     cycle = [(4 * k, 2 if k % 2 else 1, "migrate") for k in range(1, 18)]
     exact.run(jobs((80, 80)), switches=cycle)
     before = used()
     exact.run(jobs((80, 80)), switches=cycle)
     assert all(now - then < 32 << 20 for now, then in zip(used(), before, strict=True))
+
+
+def test_every_size_has_graphs(exact):
+    taken = exact.engine.graph_memory()
+    assert taken.keys() == {1, 2}
+    assert all(taken.values())
+
+
+@pytest.mark.parametrize("one_device", [ONE, TWO])
+def test_memory_is_given_back_and_the_next_weights_are_the_answers(model_folder, one_device):
+    """As verl does it on GPUs: training and generation share the memory; views and graphs outlive that."""
+    folder = model_folder("qwen3", dtype="float32", **SHAPE)
+    other = model_folder("qwen3", seed=1, dtype="float32", **SHAPE)
+    driver = engine(
+        model_folder, "float32", attention_backend="triton", enable_memory_saver=True, one_device=one_device
+    )
+    loop = driver.engine.loop
+    try:
+        driver.run(jobs((30, 30)), switches=SWITCHES[:1])
+        for weights in (other, folder):
+            loop.run_until_complete(driver.engine.release_memory())
+            loop.run_until_complete(driver.engine.resume_memory())
+            loop.run_until_complete(driver.engine.update_weights(weights))
+            requests = jobs((40, 40))
+            outputs = driver.run(requests, switches=SWITCHES[:3])
+            reference = Reference(weights)
+            assert ids(outputs) == [reference.greedy(job.prompt, job.tokens) for job in requests]
+    finally:
+        driver.engine.shutdown()
+
+
+def test_weights_on_a_gpu_are_taken_as_tensors(exact, model_folder):
+    import torch
+    from safetensors.torch import load_file
+
+    folder = model_folder("qwen3", dtype="float32", **SHAPE)
+    other = model_folder("qwen3", seed=1, dtype="float32", **SHAPE)
+    for weights in (other, folder):
+        tensors = {name: tensor.cuda() for name, tensor in load_file(f"{weights}/model.safetensors").items()}
+        exact.engine.update_weights_from_tensor(list(tensors.items()))
+        del tensors
+        torch.cuda.empty_cache()
+        requests = jobs((20, 20))
+        outputs = exact.run(requests, switches=SWITCHES[:1])
+        reference = Reference(weights)
+        assert ids(outputs) == [reference.greedy(job.prompt, job.tokens) for job in requests]
 
 
 @one_gpu

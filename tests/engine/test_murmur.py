@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat.engine.cpu.environment import STUBS
+from pat.engine.cpu.stand_ins import STUBS
 
 
 @pytest.fixture(scope="module")

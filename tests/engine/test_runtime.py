@@ -3,18 +3,16 @@
 import ast
 import importlib.util
 import logging
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
-import torch.distributed as dist
 
 from pat.engine import runtime
-from pat.engine.device import Cpu, device_of, visible_devices
+from pat.engine.device import Cpu
 from pat.engine.runtime import KEPT, WARMED_UP, GraphMemoryError, Runtimes
-from pat.layout import Layout
+
+GIVEN = ("cuda_graph_config", "cuda_graph_bs_decode", "cuda_graph_max_bs_decode")
 
 
 class Runner:
@@ -23,7 +21,8 @@ class Runner:
     def __init__(self, context, prefill_graphs=True):
         self.context, self.prefill_graphs = context, prefill_graphs
         self.device, self.capture_tail_hooks, self.capture_head_hooks = "cpu", [], []
-        self.model, self.req_to_token_pool = "model 1", object()
+        self.model, self.req_to_token_pool = "model 1", SimpleNamespace(size=1500)
+        self.server_args = SimpleNamespace(**dict.fromkeys(GIVEN))
         self.stray = self.error = None
         self.init_attention_backends()
         self.init_cuda_graphs()
@@ -42,6 +41,8 @@ class Runner:
             self.attention_layers = [self.made("layer")]
         self.eager_runner = self.made("eager runner")
         self.decode_cuda_graph_runner = self.made("decode graphs")
+        self.decode_cuda_graph_capture_bs = self.context.decode.bs
+        self.decode_cuda_graph_captured = self.context.decode.backend
         self.graph_memory_usage = {"prefill": 0.5, "decode": 0.25}
         if self.stray:
             setattr(self, self.stray, self.made(self.stray))
@@ -70,14 +71,16 @@ class Accelerator(Cpu):
 @pytest.fixture
 def context(monkeypatch):
     """SGLang's parallel context; at(tp) makes it that of another size."""
-    made = SimpleNamespace(tp_size=1, tp_group=None)
+    decode = SimpleNamespace(backend="full", bs=[1, 2, 4, 8, 64, 256], max_bs=256)
+    made = SimpleNamespace(tp_size=1, tp_group=None, decode=decode)
 
     def at(tp):
         made.tp_size, made.tp_group = tp, SimpleNamespace(device_group=f"group of tp {tp}")
 
     made.at = at
     at(1)
-    monkeypatch.setattr(runtime, "sg", SimpleNamespace(get_parallel=lambda: made))
+    executed = SimpleNamespace(graph=SimpleNamespace(cuda_graph_config=SimpleNamespace(decode=decode)))
+    monkeypatch.setattr(runtime, "sg", SimpleNamespace(get_parallel=lambda: made, get_exec=lambda: executed))
     return made
 
 
@@ -175,6 +178,49 @@ def test_too_much_memory_names_the_size_the_bytes_and_the_options(context, budge
         assert part in text
 
 
+def captured(context, runner, budget_bytes=1 << 30):
+    """{tp: batches that are captured}."""
+    runtimes = build(context, runner, budget_bytes=budget_bytes)
+    assert (context.decode.bs, context.decode.max_bs) == ([1, 2, 4, 8, 64, 256], 256)  # is SGLang's again
+    found = {}
+    for tp in (1, 2, 4):
+        runtimes.use(tp)
+        found[tp] = runner.decode_cuda_graph_capture_bs
+    return found
+
+
+def test_a_wide_replica_captures_the_batches_of_as_many_narrow_ones(context):
+    found = captured(context, Runner(context))
+    assert found[1] == [1, 2, 4, 8, 64, 256]
+    assert found[2] == [*found[1], 288, 320, 352, 384, 416, 448, 480, 512]
+    assert found[4] == [*found[2], 576, 640, 704, 768, 832, 896, 960, 1024]
+
+
+def test_no_batch_is_captured_that_cannot_run_or_that_the_budget_does_not_hold(context):
+    runner = Runner(context)
+    runner.req_to_token_pool.size = 300  # at most so many requests
+    assert captured(context, runner)[4][-2:] == [288, 300]
+    # The fake's decode graphs of 256 rows have taken 256 MiB: a budget of 400 MiB holds 400 rows.
+    assert captured(context, Runner(context), budget_bytes=400 << 20)[4][-2:] == [384, 400]
+    assert captured(context, Runner(context), budget_bytes=1)[4][-1] == 256
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_the_users_list_is_every_sizes(context, name):
+    runner = Runner(context)
+    setattr(runner.server_args, name, [1, 2])
+    assert captured(context, runner)[4] == [1, 2, 4, 8, 64, 256]
+
+
+def test_the_graphs_of_wide_sizes_can_be_of_another_kind(context):
+    runner = Runner(context)
+    runtimes = build(context, runner, backend="breakable")
+    for tp, backend in ((1, "full"), (2, "breakable"), (4, "breakable")):
+        runtimes.use(tp)
+        assert runner.decode_cuda_graph_captured == backend
+    assert context.decode.backend == "full"
+
+
 def test_a_cpu_has_no_budget(context):
     runtimes = build(context, Runner(context), device=Cpu(), sizes=())
     context.at(2)
@@ -240,44 +286,3 @@ def test_the_list_is_what_sglang_sets_for_a_size():
     found |= assigned("layers/attention/attention_registry.py", {"runner"}, {"attn_backend_wrapper"})
     assert found | {"model"} == set(KEPT)
     assert assigned("model_executor/runner/base_runner.py", {"mr"}, {"_warmup"}) == {WARMED_UP}
-
-
-def test_the_device_is_chosen_by_sglangs_name_of_it():
-    assert type(device_of("cpu")) is Cpu
-    assert device_of("cpu:0").name == "cpu"
-
-
-def connect(rank: int, folder: str) -> None:
-    limit = timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=limit)
-    Cpu().connect(dist.group.WORLD)
-    Cpu().connect(dist.new_group([rank], use_local_synchronization=True))  # alone: nothing to connect
-    Path(folder, f"connected {rank}").touch()
-    dist.destroy_process_group()
-
-
-def test_a_group_is_connected_by_all_of_its_ranks(tmp_path):
-    torch.multiprocessing.spawn(connect, (str(tmp_path),), 2)
-    assert len(list(tmp_path.glob("connected *"))) == 2
-
-
-@pytest.mark.parametrize(
-    ("base", "sizes", "devices"),
-    [(1, (1, 2, 4), "a,c,b,d"), (2, (2, 4), "a,b,c,d"), (1, (1, 4), "a,b,c,d"), (4, (4,), "a,b,c,d")],
-)
-def test_replicas_of_every_size_are_on_devices_in_a_row(monkeypatch, base, sizes, devices):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "a,b,c,d")
-    layout = Layout(4, base)
-    assert visible_devices(layout, sizes) == {"CUDA_VISIBLE_DEVICES": devices}
-    # SGLang starts replica after replica, each rank of it on the next visible device.
-    ranks = [layout.rank(replica, tp_rank) for replica in range(layout.dp) for tp_rank in range(base)]
-    where = dict(zip(ranks, devices.split(","), strict=True))
-    for tp in sizes:
-        for replica in Layout(4, tp).replicas:
-            assert "".join(sorted(where[rank] for rank in replica)) in "abcd"
-
-
-def test_fewer_devices_than_ranks_are_an_error(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    with pytest.raises(ValueError, match="2 ranks need as many GPUs; visible are 1"):
-        visible_devices(Layout(2, 1), (1, 2))

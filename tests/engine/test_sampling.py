@@ -36,7 +36,7 @@ def driver(request, model_folder):
 
 
 def test_neighbours_and_switches_change_no_token(driver):
-    rows = ROWS + [PENALTIES] * driver.engine.server_args.disable_overlap_schedule
+    rows = [*ROWS, PENALTIES]
     requests = jobs((48,) * len(rows))
     for job, params in zip(requests, rows, strict=True):
         job.params = params

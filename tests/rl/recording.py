@@ -1,9 +1,11 @@
 """Writes what a small training job would leave behind: generations as JSON, verl's metrics as JSON lines."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 from pat.engine.transaction import PHASES
+from pat.rl.iteration import COUNTED
 
 
 def request(key, arrive, finish, tokens, prompt=10, reason="stop", seed=0) -> dict:
@@ -71,10 +73,20 @@ METRICS = {
 
 
 def write(out: Path, generations=(), metrics=()) -> None:
-    """Add to an arm's folder: generations, and verl's metrics of iterations 1, 2, ..."""
+    """Add to an arm's folder: generations, and verl's metrics of iterations 1, 2, ...
+
+    All samples were trained on, unless the metrics say otherwise.
+    """
     (out / "rollout").mkdir(parents=True, exist_ok=True)
     for one in generations:
         file = out / "rollout" / f"{one['iteration']:06d}-{one['replica']:03d}.json"
         file.write_text(json.dumps(one))
-    lines = [json.dumps({"step": step, "data": data}) + "\n" for step, data in enumerate(metrics, 1)]
+    made = [json.loads(file.read_text()) for file in (out / "rollout").glob("*.json")]
+    trained = Counter({one["iteration"]: 0 for one in made})
+    for one in made:
+        trained[one["iteration"]] += len(one["requests"])
+    lines = [
+        json.dumps({"step": step, "data": {COUNTED: float(trained[step])} | data}) + "\n"
+        for step, data in enumerate(metrics, 1)
+    ]
     (out / "verl.jsonl").write_text("".join(lines))

@@ -10,7 +10,7 @@ from pat.predictor.latency import DecodeModel, PrefillModel
 from pat.predictor.regression import Curve
 from pat.predictor.switching import SwitchModel
 from pat.rl import collect
-from pat.rl.iteration import IterationError
+from pat.rl.iteration import COUNTED, IterationError
 from tests.rl.recording import METRICS, generation, request, switch, write
 
 # Seconds of a step at tp 1: decode 0.01 + 0.002 a request + 0.0001 a token in KV; prefill 0.5 + 0.001 a token
@@ -212,6 +212,14 @@ def test_missing_or_surplus_samples_name_the_iteration(tmp_path, samples):
     with pytest.raises(IterationError, match=f"iteration 2: 2 samples came back, {samples} were asked for"):
         collect.write(tmp_path, None, samples)
     assert not list(tmp_path.glob("*.parquet"))
+
+
+@pytest.mark.parametrize("trained", [0, 1.0, 3.0])
+def test_samples_that_were_generated_and_not_trained_on_are_told(tmp_path, trained):
+    one = [generation(n, [request(i, 0.0, 1.0, 2) for i in range(2)]) for n in (1, 2)]
+    write(tmp_path, one, [METRICS, METRICS | {COUNTED: trained}])
+    with pytest.raises(IterationError, match=f"iteration 2: {trained:.0f} of 2 samples were trained on"):
+        collect.write(tmp_path, None, 2)
 
 
 def test_an_iteration_without_any_generation_is_named(tmp_path):

@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from pat.config import Config, Train, stage_config
-from pat.engine.cpu import environment
+from pat.engine.cpu import environment, stand_ins
 from pat.rl import job
 from pat.rl.router import Router
 from pat.rl.settings import Settings
@@ -41,6 +41,8 @@ def experiment(tmp_path):
 def write_prompts(folder, rows):
     (folder / "data").mkdir(parents=True, exist_ok=True)
     pl.DataFrame({"prompt": ["x"] * rows}).write_parquet(folder / "data" / "train.parquet")
+    (folder / "model").mkdir(exist_ok=True)
+    (folder / "model" / "pat.json").write_text('{"end_texts": ["\\n", "a, b: {c}"]}')
 
 
 def overrides(experiment, arm="pat", ray=None, checkpoint=None, **sections):
@@ -176,10 +178,10 @@ def test_the_users_own_environment_is_kept(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(environment.has_accelerator(), reason="for machines without an accelerator")
 def test_without_a_gpu_every_process_finds_the_stand_ins(tmp_path, monkeypatch):
-    monkeypatch.setattr(environment, "stubs_needed", lambda: True)
+    monkeypatch.setattr(stand_ins, "needed", lambda: True)
     monkeypatch.setenv("PYTHONPATH", "/first")
     told = job.variables(tmp_path)
-    assert told["PYTHONPATH"].split(":") == ["/first", str(environment.STUBS)]
+    assert told["PYTHONPATH"].split(":") == ["/first", str(stand_ins.STUBS)]
     assert told["VERL_PLATFORM"] == "cpu"
 
 
@@ -191,6 +193,7 @@ def test_pats_own_log_is_where_it_is_looked_for_whatever_the_user_has_set(tmp_pa
 def test_nodes_share_an_iteration_and_its_requests_are_dealt_to_them_in_turn(experiment):
     values = overrides(experiment, ray={"address": "10.0.0.1:6379"}, train={"nodes": 2, "micro_batch": 2})
     told = composed(values)
+    job.write_router(config("pat"), experiment / "train" / "pat")
     assert (told.trainer.nnodes, told.trainer.n_gpus_per_node) == (2, 2)
     assert told.actor_rollout_ref.rollout.tensor_model_parallel_size == 2  # a replica stays inside a node
     assert Settings.from_verl(told.actor_rollout_ref.rollout.custom, 2).requests == 8
@@ -240,3 +243,11 @@ def test_settings_of_the_documentation_are_accepted_and_reach_verl(experiment, t
     assert told.save_freq == (train.save_every or train.extra.get("trainer.save_freq", -1))
     folder = train.extra.get("trainer.default_local_dir", str(experiment))
     assert told.default_local_dir.startswith(folder)
+
+
+def test_the_reward_is_told_which_end_tokens_a_response_shows_unless_it_is_the_users_own(experiment):
+    told = composed(overrides(experiment)).reward.custom_reward_function
+    assert told.reward_kwargs.ends == ["\n", "a, b: {c}"]
+    own = composed(overrides(experiment, train={"extra": {"reward.custom_reward_function.path": "/mine.py"}}))
+    assert own.reward.custom_reward_function.path == "/mine.py"
+    assert "ends" not in own.reward.custom_reward_function.get("reward_kwargs", {})

@@ -36,3 +36,15 @@ def test_the_first_time_there_is_nothing_to_learn(server):
     server.settings.log = None
     server._relearn()
     assert server.shown == []
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "ends"),
+    [([1, 0, 4], 1, [0, 1, 4]), (1, [2, 1], [1, 2]), (None, 3, [3]), (4, None, [4]), (None, None, [])],
+)
+def test_a_response_ends_at_every_token_that_verl_knows_of(server, generation, config, ends):
+    server.model = SimpleNamespace(
+        generation_config=generation if generation is None else SimpleNamespace(eos_token_id=generation),
+        hf_config=SimpleNamespace(eos_token_id=config),
+    )
+    assert server._end_tokens() == ends

@@ -10,6 +10,7 @@ import yaml
 
 from pat.config import Config, stage_config
 from pat.rl import train
+from pat.rl.iteration import COUNTED
 from pat.rl.train import Progress, TrainingFailed
 from tests.rl.endings import DEADLINE_S, gone
 from tests.rl.recording import METRICS, generation, request, switch, write
@@ -45,6 +46,19 @@ def run(cfg, tmp_path, monkeypatch):
         train.run(cfg, tmp_path, "tp1")
 
     return start
+
+
+def test_ray_has_a_token_of_this_training_alone(run, tmp_path, monkeypatch):
+    """By itself Ray keeps one in the user's home, for all trainings, and fails where that cannot be written to."""
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "another's, which Ray would prefer")
+    told = tmp_path / "told"
+    script = (
+        f'echo "$RAY_AUTH_MODE $RAY_AUTH_TOKEN $(wc -c < $RAY_AUTH_TOKEN_PATH) $RAY_AUTH_TOKEN_PATH" > {told}; exit 3'
+    )
+    failure(run, script)
+    mode, length, path = told.read_text(encoding="utf-8").split()
+    assert (mode, length) == ("token", "64")
+    assert not Path(path).exists()
 
 
 def failure(run, script, **options) -> str:
@@ -139,7 +153,7 @@ def test_a_killed_training_goes_on_and_counts_each_iteration_once(run, saving, t
     monkeypatch.setattr(train.job, "overrides", lambda *arguments: asked.append(arguments[-1]) or {"out": arguments[3]})
     assert "verl ended with status -9" in failure(run, interrupted(tmp_path), cfg=saving)
     capsys.readouterr()
-    second = json.dumps({"step": 2, "data": METRICS | {"critic/rewards/mean": 0.75}})
+    second = json.dumps({"step": 2, "data": METRICS | {"critic/rewards/mean": 0.75, COUNTED: 4}})
     run(
         f"ls $1/rollout > $1/found; cp {tmp_path}/good/rollout/000002* $1/rollout; echo '{second}' > $1/verl.jsonl",
         cfg=saving,

@@ -32,7 +32,7 @@ STAGES = {
     "tracking": (["pat.tracking"], []),
 }
 # Imported, and yet no reason to run again: how things are told, checked or noted.
-TELLS = {"pat.problems", "pat.logged", "pat.provenance", "pat.resume", "pat.cluster", "pat.usage"}
+TELLS = {"pat.problems", "pat.logged", "pat.provenance", "pat.resume", "pat.cluster", "pat.usage", "pat.home"}
 TELLS |= {"pat.basis", "pat.digest"}
 # The settings that a stage reads are in its file of settings; only the arm pat predicts, and the profile has no policy.
 PREDICTS = {"pat.predictive", *(name for name in MODULES if name.startswith("pat.predictor"))}

@@ -21,6 +21,7 @@ from pat import clusterfile as pat_clusterfile
 from pat import configfile as pat_configfile
 from pat import logged
 from pat import machine as pat_machine
+from pat import yamlfile as pat_yamlfile
 from pat.config import stage_config
 from pat.digest import Digests
 from pat.problems import ConfigError
@@ -35,7 +36,7 @@ os.environ[logged.OWNER] = str(os.getpid())
 
 try:
     for path in workflow.overwrite_configfiles or ["config/config.yaml"]:
-        pat_configfile.read(path)  # Snakemake's own reader takes a key twice without a word
+        pat_yamlfile.read(path)  # Snakemake's own reader takes a key twice without a word
     EXPERIMENTS = pat_configfile.parse(config)
     CLUSTER = pat_clusterfile.load()
 except ConfigError as error:
@@ -105,13 +106,13 @@ def kept(text):
     file = Path(".snakemake/pat-basis", hashlib.sha256(text.encode()).hexdigest()[:16])
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text + "\n")
+        file.write_text(text + "\n", encoding="utf-8")
     return str(file)
 
 
 def last_basis(experiment, stage):
     try:
-        return json.loads(Path(f"results/{experiment}/basis/{stage}.json").read_text())
+        return json.loads(Path(f"results/{experiment}/basis/{stage}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
 
@@ -146,24 +147,11 @@ def renew(experiment):
     it, nothing would run again, and the report would tell of others than were asked for.
     """
     for stage in [*stages(experiment), "tracking"]:
-        for folder, told in (("config", settings), ("basis", basis)):
-            file = f"results/{experiment}/{folder}/{stage}.json"
-            record = Path(".snakemake/metadata", base64.b64encode(file.encode(), b"-_").decode())
-            if not record.exists() and Path(file).exists():
-                if Path(file).read_text() != (wanted := told(experiment, stage) + "\n"):
-                    Path(file).write_text(wanted)
-
-
-def tell_changes():
-    """Say what has changed beneath results that are there: Snakemake itself only says that something has."""
-    changes = {}
-    for name in EXPERIMENTS:
-        for stage in [*stages(name), "tracking"]:
-            if before := last_basis(name, stage):
-                for change in pat_basis.differences(before, json.loads(basis(name, stage))):
-                    changes.setdefault(change, []).append(f"{stage} of {name}")
-    for change, where in changes.items():
-        logger.info(f"Since it ran last, {change} ({', '.join(where)})")
+        file = f"results/{experiment}/config/{stage}.json"
+        record = Path(".snakemake/metadata", base64.b64encode(file.encode(), b"-_").decode())
+        wanted = settings(experiment, stage) + "\n"
+        if not record.exists() and Path(file).exists() and Path(file).read_text(encoding="utf-8") != wanted:
+            Path(file).write_text(wanted, encoding="utf-8")
 
 
 def here(experiment):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 from pathlib import Path
 
-STUBS = Path(__file__).parent / "stubs"
+from pat.engine.cpu import stand_ins
+
 # Each rank has one core: a second thread on it would only wait for the first, spinning. Not a default but set, since
 # Snakemake gives every job a number of threads in these variables.
 ONE_THREAD = {
@@ -43,7 +43,7 @@ def prepare() -> None:
     for key, value in defaults.items():
         os.environ.setdefault(key, value)
     os.environ.update(ONE_THREAD)
-    add_stubs()
+    stand_ins.add()
 
 
 def _other_models() -> list[str]:
@@ -62,20 +62,13 @@ def pin_to_core(rank: int) -> None:
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
 
 
-def stubs_needed() -> bool:
-    """Whether SGLang imports a package that this environment lacks for want of a CPU wheel."""
-    return not all(importlib.util.find_spec(name) for name in ("sgl_kernel", "torchvision"))
-
-
-def add_stubs() -> None:
-    """Make SGLang importable: stand-ins for the packages without a CPU wheel, last on the path.
-
-    Raises ImportError if transformers was imported before: it remembers that there was no torchvision.
+def attention() -> dict:
+    """On NVIDIA's GPUs what verl's own SGLang rollout sets, whose reason is that graphs of FA3, SGLang's choice on
+    Hopper, break from SGLang 0.5.12 on; on Blackwell SGLang's choice wants a page size above 1, which PAT has not.
     """
-    if stubs_needed():
-        if "transformers" in sys.modules:
-            raise ImportError("import pat before transformers: SGLang needs stand-ins on the path that PAT adds")
-        sys.path.append(str(STUBS))
+    import torch
+
+    return {"attention_backend": "flashinfer"} if torch.version.cuda else {}
 
 
 def server_args() -> dict:
@@ -83,7 +76,9 @@ def server_args() -> dict:
     seeded = {"sampling_backend": "pytorch"}  # the one that honours a request's seed
     if has_accelerator():
         # With it on, SGLang would set a workspace for one size up, and rebuild it under the graphs of the others.
-        return seeded | {"enforce_disable_flashinfer_allreduce_fusion": True}
+        made = seeded | {"enforce_disable_flashinfer_allreduce_fusion": True} | attention()
+        parts = "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", "")  # do not reach each other, and have no index
+        return made | ({"disable_custom_all_reduce": True} if parts else {})
     return seeded | {
         "device": "cpu",
         "attention_backend": "torch_native",

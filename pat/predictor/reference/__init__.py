@@ -53,7 +53,7 @@ class Reference:
         bf16 = {f"{what}_quant_mode": "bfloat16" for what in ("gemm", "moe", "kvcache", "fmha")}
         # A folder of our own: any other name would be looked up on a hub. It is read while compiling.
         with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "config.json").write_text(json.dumps(shape | {"head_dim": spec.head_dim}))
+            (Path(folder) / "config.json").write_text(json.dumps(shape | {"head_dim": spec.head_dim}), encoding="utf-8")
             try:
                 self.engines = {
                     tp: sdk.EngineHandle.compile(folder, self.system.name, "sglang", tp_size=tp, moe_tp_size=tp, **bf16)
@@ -143,5 +143,5 @@ def run(cfg, experiment: Path) -> None:
         "source": f"aiconfigurator-core, SGLang {reference.version} on {reference.system.name}; not this machine",
         "link": {"gb_s": link.bytes_s / 1e9, "source": link.source},
     }
-    (out / "machine.json").write_text(json.dumps(about | provenance.facts(), indent=2) + "\n")
+    (out / "machine.json").write_text(json.dumps(about | provenance.facts(), indent=2) + "\n", encoding="utf-8")
     print(f"profile: {about['source']}; links {about['link']['gb_s']:.1f} GB/s ({link.source})", flush=True)

@@ -43,7 +43,7 @@ def systems() -> dict[str, System]:
     folder = Path(spec.submodule_search_locations[0]) / "systems"
     found = {}
     for path in sorted(folder.glob("*.yaml")):
-        about = yaml.safe_load(path.read_text())
+        about = yaml.safe_load(path.read_text(encoding="utf-8"))
         if not isinstance(about, dict) or "data_dir" not in about:
             continue  # settings of the package itself
         data, node = folder / about["data_dir"], about["node"]
