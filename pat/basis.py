@@ -34,6 +34,7 @@ CODE = {
     "report": ["report/*", "jobs.py"],
     "tracking": [
         "tracking.py",
+        "mlflow_limits.py",
         "tracking_files.py",
         "facts.py",
         "facts_overview.py",

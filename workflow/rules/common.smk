@@ -147,11 +147,24 @@ def renew(experiment):
     it, nothing would run again, and the report would tell of others than were asked for.
     """
     for stage in [*stages(experiment), "tracking"]:
-        file = f"results/{experiment}/config/{stage}.json"
-        record = Path(".snakemake/metadata", base64.b64encode(file.encode(), b"-_").decode())
-        wanted = settings(experiment, stage) + "\n"
-        if not record.exists() and Path(file).exists() and Path(file).read_text(encoding="utf-8") != wanted:
-            Path(file).write_text(wanted, encoding="utf-8")
+        for folder, told in (("config", settings), ("basis", basis)):
+            file = f"results/{experiment}/{folder}/{stage}.json"
+            record = Path(".snakemake/metadata", base64.b64encode(file.encode(), b"-_").decode())
+            if not record.exists() and Path(file).exists():
+                if Path(file).read_text(encoding="utf-8") != (wanted := told(experiment, stage) + "\n"):
+                    Path(file).write_text(wanted, encoding="utf-8")
+
+
+def tell_changes():
+    """Say what has changed beneath results that are there: Snakemake itself only says that something has."""
+    changes = {}
+    for name in EXPERIMENTS:
+        for stage in [*stages(name), "tracking"]:
+            if before := last_basis(name, stage):
+                for change in pat_basis.differences(before, json.loads(basis(name, stage))):
+                    changes.setdefault(change, []).append(f"{stage} of {name}")
+    for change, where in changes.items():
+        logger.info(f"Since it ran last, {change} ({', '.join(where)})")
 
 
 def here(experiment):
