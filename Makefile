@@ -22,7 +22,7 @@ help:
 	@echo "make test-timing    the simulator against real generations; needs a machine that does nothing else"
 	@echo "make test-fast      the tests that take seconds"
 	@echo "make lint           style of the code and of the workflow"
-	@echo "make ui             MLflow on what was run, http://127.0.0.1:$(PORT) (PORT=...)"
+	@echo "make ui             MLflow on what was run (CONFIG=...), http://127.0.0.1:$(PORT) (PORT=...)"
 	@echo "make env            only the environment, $(VENV), from envs/cpu.txt"
 	@echo "make clean-results  remove all results"
 
@@ -50,8 +50,7 @@ lint: env
 	snakemake --lint
 
 ui: env
-	@echo "MLflow: http://127.0.0.1:$(PORT) (Ctrl-C ends it)"
-	mlflow ui --backend-store-uri sqlite:///results/mlflow.db --host 127.0.0.1 --port $(PORT)
+	@pat ui --config $(CONFIG) --port $(PORT)
 
 env: $(READY)
 

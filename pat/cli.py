@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pat import home
+from pat.owner import Busy, only
 from pat.problems import ConfigError, Problem, shown
 
 if TYPE_CHECKING:  # every command imports what it needs: most are started often, and briefly
@@ -70,7 +71,8 @@ def hardware(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: O
     _, out = _stage("hardware", config, experiment, out)
     from pat import cluster
 
-    cluster.run(out)
+    with only(out, "hardware"):
+        cluster.run(out)
 
 
 @app.command(epilog="Example: pat assets --config config/ci.yaml --experiment ci-qwen3")
@@ -79,7 +81,8 @@ def assets(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out
     cfg, out = _stage("assets", config, experiment, out)
     from pat import assets
 
-    assets.run(cfg, out)
+    with only(out, "assets"):
+        assets.run(cfg, out)
 
 
 @app.command(epilog="Example: pat profile --config config/ci.yaml --experiment ci-qwen3")
@@ -91,7 +94,8 @@ def profile(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Ou
     else:
         from pat import profile
 
-    profile.run(cfg, out)
+    with only(out, "profile"):
+        profile.run(cfg, out)
 
 
 @app.command(epilog="Example: pat predictor --config config/ci.yaml --experiment ci-qwen3")
@@ -100,7 +104,8 @@ def predictor(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: 
     _, out = _stage("predictor", config, experiment, out)
     from pat.predictor import fit
 
-    fit.run(out / "profile", out / "predictor")
+    with only(out, "predictor"):
+        fit.run(out / "profile", out / "predictor")
 
 
 @app.command(epilog="Example: pat train --arm pat --config config/ci.yaml --experiment ci-qwen3")
@@ -114,7 +119,8 @@ def train(
     cfg, out = _stage(f"train-{arm}", config, experiment, out)
     from pat.rl import train
 
-    train.run(cfg, out, arm)
+    with only(out, f"train-{arm}"):
+        train.run(cfg, out, arm)
 
 
 @app.command(epilog="Example: pat simulate --config config/ci.yaml --experiment ci-qwen3")
@@ -126,7 +132,8 @@ def simulate(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: O
         raise ConfigError(Problem(("--out",), str(model), "a file that exists: run `pat predictor` first"))
     from pat.simulate.run import run
 
-    run(cfg, model, out / "simulate")
+    with only(out, "simulate"):
+        run(cfg, model, out / "simulate")
 
 
 @app.command(epilog="Example: pat report --config config/ci.yaml --experiment ci-qwen3")
@@ -135,8 +142,9 @@ def report(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out
     cfg, out = _stage("report", config, experiment, out)
     from pat import jobs, report
 
-    jobs.collect(out)
-    report.run(out, cfg.report.title, out / "report")
+    with only(out, "report"):
+        jobs.collect(out)
+        report.run(out, cfg.report.title, out / "report")
 
 
 @app.command(epilog="Example: pat track --stage train-pat --config config/ci.yaml --experiment ci-qwen3")
@@ -153,6 +161,18 @@ def track(
     read = out / "config" / f"{stage}.json"
     params = json.loads(read.read_text(encoding="utf-8")) if read.exists() else {}
     tracking.run(out, stage, cfg.tracking, params, out / "tracking" / f"{stage}.json")
+
+
+@app.command(epilog="Example: pat ui --config config/ci.yaml --port 5001")
+def ui(
+    config: ConfigPath = DEFAULT,
+    experiment: Experiment = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Where it listens, on 127.0.0.1.")] = 5000,
+) -> None:
+    """Show in MLflow what was logged, from where tracking.uri says that it is."""
+    from pat import configfile, ui
+
+    ui.run(configfile.load(config), experiment, port)
 
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure parts by themselves.")
@@ -188,7 +208,8 @@ def rollout(
             raise ConfigError(Problem(("--experiment",), str(needed), "a file that exists: run the pipeline first"))
     from pat import bench
 
-    bench.run(cfg, folder, chosen, repeats, out)
+    with only(out, "rollout"):
+        bench.run(cfg, folder, chosen, repeats, out)
 
 
 @bench_app.command(epilog="Example: pat bench decision --live 16,1024")
@@ -292,6 +313,9 @@ def main() -> None:
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
+    except Busy as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -50,9 +50,10 @@ def _node(
     links: str | None = None,
     partitions: Iterable[str] = (),
     features: Iterable[str] = (),
+    driver: str | None = None,
 ) -> dict[str, Any]:
     node = {"name": name, "cpus": cpus, "memory_bytes": memory_bytes, "devices": devices, "links": links}
-    return node | {"partitions": sorted(partitions), "features": sorted(features)}
+    return node | {"driver": driver} | {"partitions": sorted(partitions), "features": sorted(features)}
 
 
 def _gpus(name: str, count: int) -> list[dict[str, Any]]:
@@ -127,14 +128,25 @@ def parse_gres(text: str) -> list[dict[str, Any]]:
 
 def from_machine() -> list[dict[str, Any]]:
     """This machine: the cores this process may use, its memory, its NVIDIA GPUs and their links."""
-    listing = output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
-    devices = []
+    listing = output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
+    devices, driver = [], None
     for line in (listing or "").splitlines():
-        name, memory_mib = (field.strip() for field in line.rsplit(",", 1))
+        name, memory_mib, driver = (field.strip() for field in line.rsplit(",", 2))
         devices.append({"kind": "gpu", "name": name, "memory_bytes": int(memory_mib) * MIB})
     links = output("nvidia-smi", "topo", "-m") if devices else None
     cpus, memory = len(os.sched_getaffinity(0)), psutil.virtual_memory().total
-    return [_node(socket.gethostname(), cpus, memory, devices, links)]
+    return [_node(socket.gethostname(), cpus, memory, devices, links, driver=driver)]
+
+
+def unheard(facts: dict[str, Any]) -> str | None:
+    """What should know this machine and did not answer `discover`: Slurm, or the driver of GPUs that are there."""
+    if facts["source"] != "local":
+        return None
+    if shutil.which("scontrol"):
+        return "Slurm"
+    if not facts["nodes"][0]["devices"] and any(Path("/dev").glob("nvidia[0-9]*")):
+        return "nvidia-smi"
+    return None
 
 
 def cpu_model() -> str:

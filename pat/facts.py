@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 import polars as pl
 
-from pat import usage
+from pat import facts_verl, usage
 from pat.facts_overview import overview
 from pat.mlflow_limits import listed
 from pat.report.experiment import benchmark, load_arm
 from pat.report.style import arm_colours
 from pat.report.summary import kept_iterations, medians
+from pat.rl.verl_log import verl_lines
 
 GIB = 2**30
 # stage -> the file that proves it finished, and what to keep of it (not the weights: large, and made again)
@@ -219,6 +220,9 @@ def _train(directory: Path, name: str, facts: Facts) -> None:
         step = row.pop("iteration")
         for metric, value in row.items():
             facts.measure(metric, value, step)
+    for line in verl_lines(directory / "train" / name):
+        for metric, value in facts_verl.metrics(line["data"]):
+            facts.measure(metric, value, line["step"])
     summary = medians(kept_iterations(arm.iterations))
     for column, metric in MEDIAN_METRICS.items():
         facts.measure(metric, summary[column])

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from pat import digest
 from pat.cluster import versions
 
 PACKAGE = Path(__file__).parent
@@ -30,7 +31,7 @@ def fingerprint(settings: str, model: Path, code: Iterable[str], files: Iterable
         "machine": [socket.gethostname(), _processor(), os.cpu_count()],
         "versions": versions(),
         "model": _digest([config]) + hashlib.sha256(repr(weights).encode()).hexdigest()[:16],
-        "code": _digest(sorted(path for pattern in code for path in PACKAGE.glob(pattern))),
+        "code": _of_code(path for pattern in code for path in PACKAGE.glob(pattern)),
         "files": _digest(files),
     }
 
@@ -81,12 +82,16 @@ def _parsed(line: str) -> dict | None:
         return None
 
 
+def _of_code(paths: Iterable[Path]) -> str:
+    return hashlib.sha256(repr(digest.of_code(paths, PACKAGE)).encode()).hexdigest()[:16]
+
+
 def _digest(paths: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
+    total = hashlib.sha256()
     for path in paths:
-        digest.update(path.name.encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+        total.update(path.name.encode())
+        total.update(path.read_bytes())
+    return total.hexdigest()[:16]
 
 
 def _processor() -> str:

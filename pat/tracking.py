@@ -10,7 +10,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
@@ -27,13 +27,17 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read on import; man
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
 from mlflow import MlflowClient
-from mlflow.entities import DatasetInput, InputTag, LifecycleStage, Metric, Param
+from mlflow.entities import DatasetInput, InputTag, LifecycleStage, Metric, Param, Run
 from mlflow.exceptions import MlflowException, RestException
+
+from pat.tracking_files import SCHEME, Files
 
 SQLITE = "sqlite:///"
 SERVER = ("http://", "https://")
 VARIABLE = "MLFLOW_TRACKING_URI"
 MAX_DIFF = 1_000_000  # characters of uncommitted changes that are kept
+CURRENT, LIVE, SUPERSEDED_BY = "pat.current", "pat.live", "pat.superseded_by"  # tags; the first two "yes" or "no"
+FADED = "#c4c4c4"  # colour of superseded runs in charts
 
 
 class TrackingError(RuntimeError):
@@ -51,33 +55,41 @@ def run(experiment_dir: Path, stage: str, cfg: Target, params: dict, out: Path) 
     """Logs what `stage` left in results/EXPERIMENT as a run of the MLflow experiment EXPERIMENT.
 
     `params` are the settings the stage ran with. The variable MLFLOW_TRACKING_URI, where set, goes before `cfg.uri`.
-    The run replaces the stage's earlier ones once it is complete: an error leaves no half a run, and the earlier one
-    where it was. `out` is the JSON file that says which run it is: run_id, experiment_id, uri. FileNotFoundError: the
-    stage has not finished. ValueError: no such stage, or a `uri` that MLflow cannot write to. TrackingError: the
-    server is away.
+    Once it is complete it is the stage's current run: earlier ones stay, marked as superseded (`supersede`). An error
+    leaves no half a run, and the earlier one as it was. `out` is the JSON file that says which run it is: run_id,
+    experiment_id, uri. FileNotFoundError: the stage has not finished. ValueError: no such stage, or a `uri` that MLflow
+    cannot write to. TrackingError: the server is away.
     """
     experiment_dir, out = Path(experiment_dir), Path(out)
     uri = os.environ.get(VARIABLE) or cfg.uri
     files = stage_facts.stage_files(experiment_dir, stage)
     facts = stage_facts.collect(experiment_dir, stage)
-    logging.getLogger("mlflow").setLevel(logging.WARNING)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    with _only_writer(uri):
-        try:
-            client = MlflowClient(tracking_uri=_absolute(uri))
-            experiment_id = _experiment(client, experiment_dir.resolve().name, uri, cfg.artifacts)
-            client.set_experiment_tag(experiment_id, "mlflow.experimentKind", "custom_model_development")
-            run_id = _log(client, experiment_id, experiment_dir, stage, facts, files, params)
-        except (MlflowException, OSError) as error:
-            if not uri.startswith(SERVER) or isinstance(error, RestException):
-                raise
-            raise TrackingError(_away(uri, experiment_dir, error)) from None
+    root = Path(cfg.artifacts) if uri.startswith(SQLITE) else None
+    try:
+        with opened(uri, experiment_dir.resolve().name) as (client, experiment_id):
+            run_id = _log(client, experiment_id, experiment_dir, stage, facts, files, params, root)
+    except (MlflowException, OSError) as error:
+        if not uri.startswith(SERVER) or isinstance(error, RestException):
+            raise
+        raise TrackingError(_away(uri, experiment_dir, error)) from None
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(
         json.dumps({"run_id": run_id, "experiment_id": experiment_id, "uri": uri}, indent=2) + "\n", encoding="utf-8"
     )
     page = f", {uri.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}" if uri.startswith(SERVER) else ""
     print(f"tracked {stage} of {experiment_dir.resolve().name} as MLflow run {run_id}{page}")
+
+
+@contextmanager
+def opened(uri: str, name: str) -> Iterator[tuple[MlflowClient, str]]:
+    """A client that may write to ``uri`` during the block, and the id of the experiment ``name``, made if need be."""
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    with _only_writer(uri):
+        client = MlflowClient(tracking_uri=_absolute(uri))
+        experiment_id = _experiment(client, name, uri)
+        client.set_experiment_tag(experiment_id, "mlflow.experimentKind", "custom_model_development")
+        yield client, experiment_id
 
 
 def _away(uri: str, experiment_dir: Path, error: Exception) -> str:
@@ -106,13 +118,14 @@ def _absolute(uri: str) -> str:
     return f"{SQLITE}{Path(uri.removeprefix(SQLITE)).resolve()}" if uri.startswith(SQLITE) else uri
 
 
-def _experiment(client: MlflowClient, name: str, uri: str, artifacts: str) -> str:
+def _experiment(client: MlflowClient, name: str, uri: str) -> str:
     """The id of the experiment `name`, which is made, or taken out of MLflow's trash, where needed."""
     found = client.get_experiment_by_name(name)
     if found is None:
-        files = (Path(artifacts).resolve() / name).as_uri() if uri.startswith(SQLITE) else None
         try:
-            return client.create_experiment(name, artifact_location=files)
+            return client.create_experiment(
+                name, artifact_location=f"{SCHEME}{name}" if uri.startswith(SQLITE) else None
+            )
         except MlflowException as error:
             found = client.get_experiment_by_name(name)  # another writer to the server was quicker
             if error.error_code != "RESOURCE_ALREADY_EXISTS" or found is None:
@@ -130,12 +143,17 @@ def _log(
     facts: Facts,
     files: list[Path],
     params: dict,
+    root: Path | None,
 ) -> str:
-    """Writes the run and removes those it replaces; returns its id. The run's times are the stage's own."""
+    """Writes the run and supersedes earlier ones; returns its id. The run's times are the stage's own.
+
+    root: see `Files`.
+    """
     end_ms = int(1000 * max(path.stat().st_mtime for path in files))
     seconds = next((each.value for each in facts.metrics if each.name == "stage/seconds"), 0.0)
     name = limits.shortened(facts.name or stage, limits.RUN)
-    run_id = client.create_run(experiment_id, int(end_ms - 1000 * seconds), _tags(stage, facts), name).info.run_id
+    run = client.create_run(experiment_id, int(end_ms - 1000 * seconds), _tags(stage, facts), name)
+    run_id, kept = run.info.run_id, Files(client, run, root)
     try:
         settings = dict(stage_facts.flatten(params)) | dict(stage_facts.flatten(facts.params))
         for some in _chunks(list(limits.names(settings.items()).items()), limits.PARAMS):
@@ -146,8 +164,8 @@ def _log(
             client.log_inputs(run_id, [_dataset(data) for data in facts.data])
         for path in files:
             folder = path.parent.relative_to(experiment_dir)
-            client.log_artifact(run_id, str(path), None if folder == Path(".") else folder.as_posix())
-        _log_origin(client, run_id, facts)
+            kept.add(path, None if folder == Path(".") else folder.as_posix())
+        _log_origin(kept, facts)
         if facts.note:
             note = limits.lines(_note(facts, run_id, experiment_dir), limits.TAG)
             client.set_tag(run_id, "mlflow.note.content", note)
@@ -157,17 +175,49 @@ def _log(
             client.set_terminated(run_id, "FAILED")
             client.delete_run(run_id)
         raise
-    for earlier in client.search_runs([experiment_id], f"tags.`pat.stage` = '{stage}'"):
-        if earlier.info.run_id != run_id:
-            client.delete_run(earlier.info.run_id)
+    supersede(client, client.get_run(run_id))
     if facts.remark:
         remark = limits.lines(facts.remark, limits.EXPERIMENT_TAG)
         client.set_experiment_tag(experiment_id, "mlflow.note.content", remark)
     return run_id
 
 
+def show(client: MlflowClient, experiment_id: str, stage: str) -> str:
+    """A run of a training that is still going on, in the place of any other such; returns its id."""
+    arm, running = stage.partition("-")[2], f"tags.`pat.stage` = '{stage}' AND tags.`{LIVE}` = 'yes'"
+    for other in client.search_runs([experiment_id], running):
+        client.delete_run(other.info.run_id)
+    tags = {CURRENT: "yes", LIVE: "yes", "pat.stage": stage, "pat.rule": "train", "pat.arm": arm}
+    return client.create_run(experiment_id, None, tags, f"{stage}, running").info.run_id
+
+
+def supersede(client: MlflowClient, run: Run) -> None:
+    """Make `run` the current one of its stage. Earlier ones get a number, a pale colour and `pat.current` = no.
+
+    Removed are what the stage showed while it ran, and an earlier log of the same execution.
+    """
+    stage, info = run.data.tags["pat.stage"], run.info
+    others = client.search_runs([info.experiment_id], f"tags.`pat.stage` = '{stage}'", order_by=["start_time ASC"])
+    others = [other for other in others if other.info.run_id != info.run_id]
+    numbered = sum(other.data.tags.get(CURRENT) == "no" for other in others)
+    for other in others:
+        times = (other.info.start_time, other.info.end_time)
+        if other.data.tags.get(LIVE) == "yes" or times == (info.start_time, info.end_time):
+            client.delete_run(other.info.run_id)
+        elif other.data.tags.get(CURRENT) != "no":
+            numbered += 1
+            client.update_run(other.info.run_id, name=f"{other.info.run_name}, earlier {numbered}")
+            for tag, value in ((CURRENT, "no"), (SUPERSEDED_BY, info.run_id), ("mlflow.runColor", FADED)):
+                client.set_tag(other.info.run_id, tag, value)
+
+
 def _tags(stage: str, facts: Facts) -> dict[str, str]:
-    tags = {"pat.stage": stage, "pat.rule": stage.partition("-")[0], "mlflow.source.name": f"pat {stage}"} | facts.tags
+    tags = {
+        CURRENT: "yes",
+        "pat.stage": stage,
+        "pat.rule": stage.partition("-")[0],
+        "mlflow.source.name": f"pat {stage}",
+    } | facts.tags
     if (commit := tags.get("pat.git") or provenance.git_sha()) is not None:
         tags |= {"pat.git": commit, "mlflow.source.git.commit": commit}
     with suppress(OSError, KeyError):  # a user without a name, as in some containers
@@ -177,14 +227,14 @@ def _tags(stage: str, facts: Facts) -> dict[str, str]:
     return {limits.name(key): limits.shortened(value, limits.TAG) for key, value in tags.items()}
 
 
-def _log_origin(client: MlflowClient, run_id: str, facts: Facts) -> None:
+def _log_origin(kept: Files, facts: Facts) -> None:
     """The environment and the checkout, as they are now; what the stage itself recorded stands first."""
-    client.log_text(run_id, "\n".join(provenance.packages()) + "\n", "environment/packages.txt")
+    kept.text("\n".join(provenance.packages()) + "\n", "environment/packages.txt")
     changes = provenance.git_changes()
     state = {"stage ran at": facts.tags.get("pat.git"), "tracked at": provenance.git_sha(), "changed": bool(changes)}
-    client.log_dict(run_id, state, "git/state.json")
+    kept.json(state, "git/state.json")
     if changes:
-        client.log_text(run_id, changes[:MAX_DIFF], "git/changes.diff")
+        kept.text(changes[:MAX_DIFF], "git/changes.diff")
 
 
 def _note(facts: Facts, run_id: str, experiment_dir: Path) -> str:

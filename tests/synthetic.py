@@ -188,6 +188,24 @@ def _arm(directory: Path, generation: Sequence[float], lengths: Sequence[int], s
         },
     )
     (directory / "log.txt").write_text(f"{directory.name}: 3 iterations\n")
+    lines = [{"step": row["iteration"], "data": _verl(row)} for row in iterations]
+    (directory / "verl.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _verl(row: Mapping[str, float]) -> dict[str, float]:
+    """An iteration's line of verl 0.9.1, abridged."""
+    return {
+        "actor/pg_loss": 0.02 * row["iteration"],
+        "actor/grad_norm": 1.5,
+        "actor/ppo_kl": 1e-4,
+        "actor/lr": 1e-6,
+        "critic/rewards/mean": row["reward_mean"],
+        "training/global_step": row["iteration"],
+        "timing_s/gen": row["gen_s"],
+        "timing_s/step": row["iteration_s"],
+        "val-core/gsm/acc/mean@1": 0.5,
+        "actor/entropy": float("nan"),
+    }
 
 
 def _finish_times(lengths: Sequence[int], gen_s: float, halves_at: int) -> list[float]:

@@ -108,13 +108,15 @@ def test_a_pyslurm_that_does_not_fit_is_named_with_the_release_that_does(program
 
 def test_this_machine(programs):
     programs("scontrol", "", code=1)
-    programs("nvidia-smi", "NVIDIA H200, 143771\nNVIDIA H200, 143771\n")
+    programs("nvidia-smi", "NVIDIA H200, 143771, 580.95.05\nNVIDIA H200, 143771, 580.95.05\n")
     facts = cluster.discover()
+    assert cluster.unheard(facts) == "Slurm"  # its command is there and fails
     assert facts["source"] == "local"
     (node,) = facts["nodes"]
     assert node["cpus"] == len(os.sched_getaffinity(0))
     assert node["memory_bytes"] > 0
     assert node["devices"] == [{"kind": "gpu", "name": "NVIDIA H200", "memory_bytes": 143771 << 20}] * 2
+    assert node["driver"] == "580.95.05"
     assert facts["cpu_model"]
     assert facts["versions"]["python"] == sys.version.split()[0]
     assert facts["versions"]["sglang"] == "0.5.23"

@@ -97,6 +97,7 @@ ELSEWHERE = [
     ("docs/clusters.md", "scontrol show job", "tests/slurm/test_faults.py", "test_a_lost_node_costs_only_the_time"),
     ("docs/clusters.md", "uv pip install --no-deps -r", "tests/test_requirements.py", "test_the_set_for_gpus"),
     ("README.md", "snakemake --profile local --touch", "tests/workflow/test_dryrun.py", "test_copied_results"),
+    ("README.md", "snakemake --profile local --unlock", "tests/workflow/test_kill.py", "test_a_killed_snakemake"),
     ("README.md", "cp -a", "tests/workflow/test_dryrun.py", "test_what_the_table_says_runs_again"),
 ]  # fmt: skip
 

@@ -34,6 +34,20 @@ def test_every_iteration_of_an_arm_is_measured(experiment):
     assert metrics["gen/median_seconds", 0] == 39.5
 
 
+def test_verls_own_metrics_are_there_under_its_sections(experiment):
+    metrics = measured(experiment, "train-pat")
+    assert [metrics["verl/actor/pg_loss", n] for n in (1, 2, 3)] == [0.02, 0.04, 0.06]
+    assert metrics["verl/actor/grad_norm", 3] == 1.5
+    assert metrics["verl/val-core/gsm/acc/mean_1", 2] == 0.5  # trackers forbid @
+    names = {name for name, _ in metrics}
+    assert {"verl/actor/ppo_kl", "verl/actor/lr", "verl/critic/rewards/mean"} <= names
+    assert not names & {
+        "verl/actor/entropy",
+        "verl/training/global_step",
+        "verl/timing_s/gen",
+    }  # no number, and what PAT tells
+
+
 def test_what_an_arm_does_not_have_is_not_measured(experiment):
     names = {name for name, _ in measured(experiment, "train-tp1")}
     assert "switch/count" in names
@@ -131,7 +145,7 @@ def test_files_are_those_of_the_stage_with_its_config_and_log(experiment):
     found = {path.relative_to(experiment).as_posix() for path in stage_files(experiment, "train-tp1")}
     assert found == {
         *(f"train/tp1/{name}.parquet" for name in ("iterations", "requests", "switches")),
-        *("train/tp1/run.json", "train/tp1/log.txt"),
+        *("train/tp1/run.json", "train/tp1/log.txt", "train/tp1/verl.jsonl"),
         *("config/train-tp1.json", "logs/train-tp1.log", "benchmarks/train-tp1.tsv"),
     }
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pat import logged
+from tests.rl.endings import DEADLINE_S, gone
 
 
 def run(tmp_path, code: str) -> tuple[int, str]:
@@ -110,3 +111,51 @@ def test_a_full_disk_costs_the_log_but_not_the_command(capfd):
     out, err = capfd.readouterr()
     assert out == "KeyError: 7\n"
     assert "  KeyError: 7\n" in err
+
+
+# As Snakemake runs a rule: through a shell, which stays alive when Snakemake is killed.
+RULE = """
+import os, subprocess, sys, time
+os.environ["PAT_OWNER"] = str(os.getpid())
+outer = "import sys; from pathlib import Path; from pat import logged; "
+outer += "logged.run([sys.executable, '-c', sys.argv[2]], Path(sys.argv[1]), 'pat stage')"
+subprocess.run(["bash", "-c", '"$@"; true', "bash", sys.executable, "-c", outer, *sys.argv[1:]])
+"""
+STAGE = "import os, subprocess, time; child = subprocess.Popen(['sleep', '600']).pid; "
+STAGE += "print(child, os.getpid(), os.getppid(), flush=True); "
+
+
+def rule(tmp_path, then: str) -> tuple[subprocess.Popen, list[int]]:
+    """A rule that has started: the process above it; its descendants that are to end: two of the stage, and pat."""
+    log = tmp_path / "log"
+    above = subprocess.Popen([sys.executable, "-c", RULE, log, STAGE + then], stdout=subprocess.DEVNULL)
+    while not (log.exists() and log.read_text().endswith("\n")):
+        assert above.poll() is None
+        time.sleep(0.05)
+    return above, list(map(int, log.read_text().split()))
+
+
+def test_a_stage_ends_with_the_snakemake_that_was_killed(tmp_path):
+    above, descendants = rule(tmp_path, "time.sleep(600)")
+    above.kill()
+    assert above.wait(DEADLINE_S) == -signal.SIGKILL
+    assert all(gone(pid) for pid in descendants)
+    assert "the Snakemake that started it was killed" in (tmp_path / "log").read_text()
+
+
+def test_it_may_tidy_up_first(tmp_path):
+    above, descendants = rule(
+        tmp_path,
+        "import signal; signal.signal(15, lambda *_: (print('tidied up', flush=True), exit(0))); time.sleep(600)",
+    )
+    above.kill()
+    above.wait(DEADLINE_S)
+    assert all(gone(pid) for pid in descendants)
+    assert (tmp_path / "log").read_text().endswith("tidied up\n")
+
+
+def test_a_stage_ends_with_the_process_that_logs_it(tmp_path):
+    above, (_, stage, logs) = rule(tmp_path, "time.sleep(600)")
+    os.kill(logs, signal.SIGKILL)
+    assert gone(stage)
+    assert above.wait(DEADLINE_S) == 0  # its shell goes on

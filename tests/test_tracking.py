@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -40,6 +41,10 @@ class Tracked:
         out = self.experiment / "tracking" / f"{stage}.json"
         tracking.run(self.experiment, stage, self.target, params or {}, out)
         return self.client.get_run(json.loads(out.read_text())["run_id"])
+
+    def files(self, run, *below):
+        """The run's folder of files, or one below it."""
+        return Path(self.target.artifacts, self.experiment.name, run.info.run_id, "artifacts", *below)
 
     def runs(self):
         """Names and states of the runs that are not deleted."""
@@ -92,8 +97,8 @@ def test_a_training_run_has_its_settings_metrics_data_and_files(tracked):
     history = tracked.client.get_metric_history(run.info.run_id, "gen/seconds")
     assert {point.step: point.value for point in history} == dict(enumerate(GENERATION["pat"], start=1))
     assert {item.dataset.name for item in run.inputs.dataset_inputs} == {"gsm_symbolic"}
-    files = {item.path for item in tracked.client.list_artifacts(run.info.run_id, "train/pat")}
-    assert {"train/pat/iterations.parquet", "train/pat/switches.parquet", "train/pat/log.txt"} <= files
+    files = {path.name for path in tracked.files(run, "train", "pat").iterdir()}
+    assert {"iterations.parquet", "switches.parquet", "log.txt"} <= files
 
 
 def test_hydras_signs_and_prompts_of_many_sources_are_tracked(tracked):
@@ -114,7 +119,8 @@ def test_hydras_signs_and_prompts_of_many_sources_are_tracked(tracked):
 
 def test_files_lie_in_the_configured_folder(tracked):
     run = tracked.track("hardware")
-    kept = Path(tracked.target.artifacts) / tracked.experiment.name / run.info.run_id / "artifacts" / "hardware.json"
+    assert run.info.artifact_uri == f"mlflow-artifacts:/{tracked.experiment.name}/{run.info.run_id}/artifacts"
+    kept = tracked.files(run, "hardware.json")
     assert kept.read_bytes() == (tracked.experiment / "hardware.json").read_bytes()
 
 
@@ -144,7 +150,7 @@ def test_the_overview_says_which_arm_won_and_shows_it(tracked):
     assert note[0] == "**not settled, pat or tp2**"
     assert note[1].startswith("Generation takes 39.5 s with pat")
     assert note[2] == f"![headline](get-artifact?path=report%2Fheadline.png&run_uuid={run.info.run_id})"
-    assert "report/headline.png" in {item.path for item in tracked.client.list_artifacts(run.info.run_id, "report")}
+    assert tracked.files(run, "report", "headline.png").exists()
     experiment = tracked.client.get_experiment(run.info.experiment_id)
     assert "39.5 s with pat" in experiment.tags["mlflow.note.content"]
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
@@ -155,7 +161,7 @@ def test_a_run_keeps_its_environment_and_the_state_of_the_code(tracked, monkeypa
     run = tracked.track("train-tp2")
 
     def kept(path):
-        return Path(tracked.client.download_artifacts(run.info.run_id, path)).read_text()
+        return tracked.files(run, path).read_text()
 
     assert f"mlflow=={version('mlflow')}" in kept("environment/packages.txt").splitlines()
     assert kept("git/changes.diff") == "+edited\n"
@@ -170,12 +176,37 @@ def test_a_run_keeps_its_environment_and_the_state_of_the_code(tracked, monkeypa
         assert columns == ["data_source", "ability"]
 
 
-def test_a_stage_that_ran_again_replaces_its_run_alone(tracked):
+def run_again(tracked, arm):
+    """Its files are written anew, a second later."""
+    for path in (tracked.experiment / "train" / arm).iterdir():
+        later = path.stat().st_mtime + 1
+        os.utime(path, (later, later))
+
+
+def test_a_stage_that_ran_again_keeps_its_earlier_runs_and_marks_them(tracked):
     tracked.track("hardware")
-    first = tracked.track("train-tp1", {"seed": 1})
-    second = tracked.track("train-tp1", {"seed": 2})
-    assert tracked.runs() == [("hardware", "FINISHED"), ("train-tp1", "FINISHED")]
-    assert second.data.params["seed"] == "2"
+    first = tracked.track("train-tp1", {"train": {"lr": 1e-6}})
+    for lr in (1e-5, 1e-4):
+        run_again(tracked, "tp1")
+        last = tracked.track("train-tp1", {"train": {"lr": lr}})
+    names = ["hardware", "train-tp1", "train-tp1, earlier 1", "train-tp1, earlier 2"]
+    assert tracked.runs() == [(name, "FINISHED") for name in names]
+    current = tracked.client.search_runs([first.info.experiment_id], "tags.`pat.current` = 'yes'")
+    assert {run.info.run_id: run.data.params.get("train.lr") for run in current if "train.lr" in run.data.params} == {
+        last.info.run_id: "0.0001"
+    }
+    first = tracked.client.get_run(first.info.run_id)
+    assert (first.info.run_name, first.data.params["train.lr"]) == ("train-tp1, earlier 1", "1e-06")
+    assert first.data.tags["pat.current"] == "no"
+    assert first.data.tags["mlflow.runColor"] == tracking.FADED != last.data.tags["mlflow.runColor"]
+    history = tracked.client.get_metric_history(first.info.run_id, "gen/seconds")
+    assert len(history) == len(GENERATION["tp1"])
+
+
+def test_what_is_logged_twice_of_one_execution_is_there_once(tracked):
+    first = tracked.track("train-tp1")
+    tracked.track("train-tp1")
+    assert tracked.runs() == [("train-tp1", "FINISHED")]
     assert tracked.client.get_run(first.info.run_id).info.lifecycle_stage == "deleted"
 
 
@@ -187,7 +218,7 @@ def test_an_error_leaves_the_earlier_run_and_no_half_one(tracked, monkeypatch, e
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(tracking.MlflowClient, "log_artifact", fail)
+    monkeypatch.setattr(tracking.Files, "add", fail)
     with pytest.raises(type(error)):
         tracked.track("train-tp1")
     assert tracked.runs() == [("train-tp1", "FINISHED")]

@@ -16,6 +16,7 @@ from pat.engine.transaction import PHASES
 from pat.predictor import Predictor
 from pat.predictor.remaining import drain
 from pat.rl.iteration import COUNTED, IterationError
+from pat.rl.verl_log import verl_lines
 
 TAIL_SHARE = 0.1  # the tail of a generation: at most this share of its requests is alive
 
@@ -94,15 +95,6 @@ VERL_METRICS = {
 def generations(out: Path) -> list[dict[str, Any]]:
     """The records that the servers have written so far, by iteration and server."""
     return [json.loads(file.read_text(encoding="utf-8")) for file in sorted((out / "rollout").glob("*.json"))]
-
-
-def verl_lines(out: Path) -> list[dict[str, Any]]:
-    """verl's metrics so far: {"step": iteration, "data": {name: value}} an iteration, and first those of an
-    interrupted training that this one goes on from."""
-    files = [file for name in ("verl-before.jsonl", "verl.jsonl") if (file := out / name).exists()]
-    # a line without its end is being written
-    lines = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").split("\n")[:-1]]
-    return list({line["step"]: line for line in lines}.values())
 
 
 def describe(generation: dict[str, Any]) -> str:

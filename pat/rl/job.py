@@ -98,7 +98,8 @@ def overrides(
     if not environment.has_accelerator():
         values["trainer.device"] = "cpu"
     if not train.own_reward:
-        facts = json.loads((model / "pat.json").read_text(encoding="utf-8"))
+        known = model / "pat.json"  # not there yet when the options are checked before anything runs
+        facts = json.loads(known.read_text(encoding="utf-8")) if known.exists() else {}
         values["+reward.custom_reward_function.reward_kwargs.ends"] = facts.get("end_texts", [])
     values |= {f"{'' if key == 'num_cpus' else '+'}ray_kwargs.ray_init.{key}": value for key, value in ray.items()}
     values |= {f"+{ref}.rollout.engine_kwargs.sglang.{key}": value for key, value in rollout.sglang.items()}

@@ -66,9 +66,9 @@ def one_vendor() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in unwanted}
 
 
-def end_with_parent() -> None:
+def end_with_parent(by: int = signal.SIGKILL) -> None:
     """In a child before it runs its program: the kernel ends it with its parent, which may be killed (Linux)."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _libc.prctl(_PR_SET_PDEATHSIG, by)
 
 
 def adopt_orphans() -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pat import basis, digest
 from pat.rl import collect
 
 
@@ -36,11 +37,14 @@ def folder(experiment: Path, arm: str) -> Path:
 def prepare(cfg, experiment: Path, arm: str, out: Path) -> Start:
     """Find out where the training of ``arm`` begins, and remove what is not to be kept of an earlier one.
 
-    An earlier one counts only if it was of the same settings (``cfg``) and the same files of model, data and
-    predictor, and if ``train.save_every`` is set. out: the arm's folder.
+    An earlier one counts only if it was of the same settings (``cfg``), files of model, data and predictor, code,
+    packages and files that the settings name, and if ``train.save_every`` is set. out: the arm's folder.
     """
     checkpoints = folder(experiment, arm)
     about = {"config": json.loads(cfg.model_dump_json()), "files": _inputs(experiment, arm)}
+    about |= {"code": digest.of_code(basis.code_files(f"train-{arm}"), basis.PACKAGE)}
+    about |= {"packages": basis.installed(basis.PACKAGES["train"])}
+    about |= {"own": {str(each): digest.code(each) for each in basis.files("train", cfg)}}
     earlier = _read(checkpoints / "start.json")
     start = Start(0, None, (0,))
     if cfg.train.save_every and earlier and earlier["about"] == about:

@@ -28,7 +28,8 @@ def mlflow(tmp_path_factory):
         out = directory / "tracking" / f"{stage}.json"
         tracking.run(directory, stage, target, {"seed": 0}, out)
         runs[stage] = json.loads(out.read_text())
-    with mlflow_server.running(folder / "server", mlflow_server.free_port(), folder / "mlflow.db") as url:
+    place = (folder / "mlflow.db", folder / "mlartifacts")
+    with mlflow_server.running(folder / "server", mlflow_server.free_port(), *place) as url:
         yield SimpleNamespace(url=url, runs=runs, experiment=runs["report"]["experiment_id"], name=directory.name)
 
 

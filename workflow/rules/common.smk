@@ -1,24 +1,38 @@
 # The configuration, checked before anything else happens, and what the rules have in common.
 import base64
+import hashlib
+import json
 import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
+from functools import cache, partial
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 from snakemake.settings.types import DeploymentMethod
 
+from pat import basis as pat_basis
+from pat import cluster as pat_cluster
 from pat import clusterfile as pat_clusterfile
 from pat import configfile as pat_configfile
+from pat import logged
+from pat import machine as pat_machine
 from pat import yamlfile as pat_yamlfile
 from pat.config import stage_config
+from pat.digest import Digests
 from pat.problems import ConfigError
+from pat.rl import processes
 
 # The rules call `pat`: where the environment was not activated, it stands beside the Python that runs this.
 if shutil.which("pat") is None:
     os.environ.update(PATH=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+
+# `pat logged` ends what it runs when this process is gone: in a job of Slurm that is the job's own Snakemake.
+os.environ[logged.OWNER] = str(os.getpid())
 
 try:
     for path in workflow.overwrite_configfiles or ["config/config.yaml"]:
@@ -55,49 +69,13 @@ onerror:
         )
 
 
+DIGESTS = Digests(Path(".snakemake/pat-digests.json"))
 ARMS = sorted({arm for each in EXPERIMENTS.values() for arm in each.arms})
-
-# The code whose edit makes a stage run again. Snakemake compares contents, so a fresh checkout runs nothing.
-CODE = {
-    "hardware": ["cluster.py"],
-    "assets": ["model.py", "assets/*.py", "rl/answers.py", "rl/algebra.py"],
-    "profile": [
-        "layout.py",
-        "seam.py",
-        "profile.py",
-        "points.py",
-        "engine/**/*.py",
-        "predictor/reference/*.py",
-    ],
-    "predictor": ["predictor/*.py"],
-    "train": ["layout.py", "seam.py", "arms.py", "policy.py", "engine/**/*.py", "rl/**/*.py"],
-    "train-pat": [
-        "layout.py",
-        "seam.py",
-        "arms.py",
-        "policy.py",
-        "predictive.py",
-        "predictor/*.py",
-        "engine/**/*.py",
-        "rl/**/*.py",
-    ],
-    "simulate": ["layout.py", "policy.py", "predictive.py", "predictor/*.py", "simulate/*.py"],
-    "report": ["report/*", "jobs.py"],
-    "tracking": ["tracking.py", "mlflow_limits.py", "facts.py", "facts_overview.py"],
-}
 
 
 wildcard_constraints:
     experiment="|".join(map(re.escape, EXPERIMENTS)),
     arm="|".join(map(re.escape, ARMS)) or "(?!)",
-
-
-def code(stage):
-    """Files of the package that ``stage`` depends on, relative to the working directory."""
-    package = Path(workflow.basedir) / "pat"
-    patterns = CODE.get(stage) or CODE[stage.partition("-")[0]]
-    files = [path for pattern in patterns for path in package.glob(pattern) if path.is_file()]
-    return sorted(os.path.relpath(path) for path in files)
 
 
 def stages(experiment):
@@ -112,18 +90,81 @@ def settings(experiment, stage):
     return stage_config(EXPERIMENTS[experiment], stage).model_dump_json(indent=2)
 
 
-def renew_settings(experiment):
-    """Rewrite files of settings that are not the configuration's and of whose making Snakemake has no record.
+def basis(experiment, stage):
+    """What ``stage`` rests on besides, as its file of that holds it: code, packages, the user's files, the machine."""
+    now = pat_basis.of(stage, EXPERIMENTS[experiment], DIGESTS, environment, machine())
+    before = last_basis(experiment, stage)
+    if "machine" in now:
+        now["machine"] = pat_machine.standing(
+            before.get("machine", {}), now["machine"], pat_cluster.unheard(discovered())
+        )
+    return json.dumps(now, indent=2)
+
+
+def kept(text):
+    """``text`` in a file whose name is its digest: as a parameter it would fill pages when Snakemake says what changed."""
+    file = Path(".snakemake/pat-basis", hashlib.sha256(text.encode()).hexdigest()[:16])
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + "\n", encoding="utf-8")
+    return str(file)
+
+
+def last_basis(experiment, stage):
+    try:
+        return json.loads(Path(f"results/{experiment}/basis/{stage}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+@cache
+def discovered():
+    return pat_cluster.discover()
+
+
+@cache
+def machine():
+    """The machine, or the cluster's nodes, as they are now; nobody is asked where everything is looked up."""
+    if not any(map(here, EXPERIMENTS)):
+        return {"timed": {}, "nodes": {}}
+    return pat_machine.of(discovered(), CLUSTER.partition, CLUSTER.gpu_type)
+
+
+def environment(names):
+    """Versions of packages in what the jobs run in; of an image, all that is known from outside is its contents."""
+    if CLUSTER.container:
+        image = Path(CLUSTER.container)
+        return {"container": DIGESTS.of([image])[str(image)] if image.is_file() else CLUSTER.container}
+    if CLUSTER.conda:
+        return pat_basis.pinned(names, CLUSTER.requirements)
+    return pat_basis.installed(names)
+
+
+def renew(experiment):
+    """Rewrite files of settings and bases that are not today's and of whose making Snakemake has no record.
 
     With its records it sees by itself that they changed. Where .snakemake/ was removed, or results were copied without
-    it, nothing would run again, and the report would tell of other settings than were asked for.
+    it, nothing would run again, and the report would tell of others than were asked for.
     """
     for stage in [*stages(experiment), "tracking"]:
-        file = f"results/{experiment}/config/{stage}.json"
-        record = Path(".snakemake/metadata", base64.b64encode(file.encode(), b"-_").decode())
-        wanted = settings(experiment, stage) + "\n"
-        if not record.exists() and Path(file).exists() and Path(file).read_text(encoding="utf-8") != wanted:
-            Path(file).write_text(wanted, encoding="utf-8")
+        for folder, told in (("config", settings), ("basis", basis)):
+            file = f"results/{experiment}/{folder}/{stage}.json"
+            record = Path(".snakemake/metadata", base64.b64encode(file.encode(), b"-_").decode())
+            if not record.exists() and Path(file).exists():
+                if Path(file).read_text(encoding="utf-8") != (wanted := told(experiment, stage) + "\n"):
+                    Path(file).write_text(wanted, encoding="utf-8")
+
+
+def tell_changes():
+    """Say what has changed beneath results that are there: Snakemake itself only says that something has."""
+    changes = {}
+    for name in EXPERIMENTS:
+        for stage in [*stages(name), "tracking"]:
+            if before := last_basis(name, stage):
+                for change in pat_basis.differences(before, json.loads(basis(name, stage))):
+                    changes.setdefault(change, []).append(f"{stage} of {name}")
+    for change, where in changes.items():
+        logger.info(f"Since it ran last, {change} ({', '.join(where)})")
 
 
 def here(experiment):
@@ -182,5 +223,11 @@ def outcome(wildcards):
 
 
 if workflow.is_main_process:
-    for name in EXPERIMENTS:
-        renew_settings(name)
+    try:
+        tell_changes()
+        for name in EXPERIMENTS:
+            renew(name)
+    except OSError as error:
+        raise WorkflowError(
+            f"{error.filename}: cannot be read ({error.strerror}), so nobody knows whether it changed"
+        )

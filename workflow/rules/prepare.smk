@@ -1,11 +1,12 @@
 # What training needs: the machine, the model and its data, and how fast they are together.
 
 
-# What a stage reads of the configuration, in a file of its own: it changes when, and only when, one of these
-# values does, and so decides what runs again.
+# What a stage reads of the configuration, and what it rests on besides (pat/basis.py), in files of its own: they
+# change when, and only when, one of these does, and so decide what runs again.
 rule config:
     output:
-        "results/{experiment}/config/{stage}.json",
+        config="results/{experiment}/config/{stage}.json",
+        basis="results/{experiment}/basis/{stage}.json",
     log:
         "results/{experiment}/logs/config-{stage}.log",
     benchmark:
@@ -14,17 +15,19 @@ rule config:
     conda:
         "../../envs/conda-cpu.yaml"
     params:
-        content=lambda w: settings(w.experiment, w.stage),
+        config=lambda w: settings(w.experiment, w.stage),
+        basis=lambda w: kept(basis(w.experiment, w.stage)),
     message:
         "Settings of {wildcards.stage} ({wildcards.experiment})"
     shell:
-        "printf '%s\\n' {params.content:q} > {output} 2> {log}"
+        "(printf '%s\\n' {params.config:q} > {output.config} && "
+        "cat {params.basis} > {output.basis}) 2> {log}"
 
 
 rule hardware:
     input:
         config="results/{experiment}/config/hardware.json",
-        code=code("hardware"),
+        basis="results/{experiment}/basis/hardware.json",
     output:
         "results/{experiment}/hardware.json",
     log:
@@ -43,7 +46,7 @@ rule hardware:
 rule assets:
     input:
         config="results/{experiment}/config/assets.json",
-        code=code("assets"),
+        basis="results/{experiment}/basis/assets.json",
     output:
         model=directory("results/{experiment}/model"),
         train="results/{experiment}/data/train.parquet",
@@ -70,7 +73,7 @@ rule profile:
     input:
         config="results/{experiment}/config/profile.json",
         model=profile_model,
-        code=code("profile"),
+        basis="results/{experiment}/basis/profile.json",
     output:
         expand(
             "results/{{experiment}}/profile/{name}",
@@ -107,7 +110,7 @@ rule predictor:
     input:
         profile=rules.profile.output,
         config="results/{experiment}/config/predictor.json",
-        code=code("predictor"),
+        basis="results/{experiment}/basis/predictor.json",
     output:
         "results/{experiment}/predictor/model.json",
         "results/{experiment}/predictor/errors.json",

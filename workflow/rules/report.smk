@@ -19,7 +19,7 @@ rule report:
         predictor=rules.predictor.output,
         simulate=rules.simulate.output,
         config="results/{experiment}/config/report.json",
-        code=code("report"),
+        basis="results/{experiment}/basis/report.json",
     output:
         report(
             "results/{experiment}/report/index.html",
@@ -50,13 +50,29 @@ rule report:
 OUTCOME["report"] = rules.report.output
 
 
-# The only writer of MLflow's database. On a shared filesystem SQLite stands no second one: see the profiles. To a
-# server, chosen by the variable, any number may write; what another place holds already is logged there again.
+# Shows trainings in MLflow while they run. It belongs to this process and ends with it, whichever way that ends.
+onstart:
+    if workflow.is_main_process and any(each.arms for each in EXPERIMENTS.values()):
+        targets = {name: {"uri": each.tracking.uri} for name, each in EXPERIMENTS.items() if each.arms}
+        Path("results").mkdir(exist_ok=True)
+        with open("results/follow.log", "ab") as log_file:
+            subprocess.Popen(
+                [sys.executable, "-m", "pat.follow", json.dumps(targets)],
+                stdin=subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=subprocess.STDOUT,
+                preexec_fn=partial(processes.end_with_parent, signal.SIGTERM),
+            )
+
+
+# Writes to MLflow's database, in turns with what shows trainings, from this machine alone: on a shared filesystem SQLite
+# stands no second one, see the profiles. To a server, chosen by the variable, any number may write; what another place
+# holds already is logged there again.
 rule track:
     input:
         outcome,
         config="results/{experiment}/config/tracking.json",
-        code=code("tracking"),
+        basis="results/{experiment}/basis/tracking.json",
     output:
         "results/{experiment}/tracking/{stage}.json",
     log:

@@ -4,9 +4,8 @@
 rule simulate:
     input:
         predictor="results/{experiment}/predictor/model.json",
-        lengths=lambda w: EXPERIMENTS[w.experiment].simulate.lengths.path or [],
         config="results/{experiment}/config/simulate.json",
-        code=code("simulate"),
+        basis="results/{experiment}/basis/simulate.json",
     output:
         expand(
             "results/{{experiment}}/simulate/{name}",

@@ -9,7 +9,7 @@ rule train:
         val="results/{experiment}/data/val.parquet",
         # A static arm decides nothing, so that a new profile leaves it alone.
         predictor=lambda w: ("results/{experiment}/predictor/model.json" if w.arm == "pat" else []),
-        code=lambda w: code(f"train-{w.arm}"),
+        basis="results/{experiment}/basis/train-{arm}.json",
     output:
         expand(
             "results/{{experiment}}/train/{{arm}}/{name}",
