@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 import polars as pl
 
-from pat.engine import records, refusals, trace, watch
+from pat.engine import checkpoint, records, refusals, trace, watch
 from pat.engine import sglang_api as sg
 from pat.engine.board import Board
 from pat.engine.controller import Controller
@@ -29,6 +29,7 @@ from pat.engine.unsupported import Unsupported
 from pat.engine.weight_updates import WeightUpdates
 from pat.layout import Layout
 from pat.model import ModelSpec
+from pat.parameters import WeightsRefused
 from pat.policy import Policy
 from pat.seam import SeamError
 
@@ -71,6 +72,15 @@ class Engine(Unsupported, WeightUpdates, Switching, sg.Engine):
         tp_sizes, ranks = refusals.check_sizes(tp_sizes, ranks)
         config = refusals.read_config(kwargs["model_path"], kwargs)
         refusals.check_model(config, tp_sizes, ranks)
+        self.parameters = checkpoint.parameters_of(config)
+        if (
+            load_format := kwargs.get("load_format") or "auto"
+        ) != "dummy":  # SGLang would start without what is missing
+            where = kwargs["model_path"], load_format, kwargs.get("revision"), kwargs.get("download_dir")
+            try:
+                self.parameters.check(checkpoint.tensors(*where), complete=True)
+            except WeightsRefused as error:
+                raise WeightsRefused(f"{kwargs['model_path']}: {error}") from error
         self.kv_costs = kv_costs or _guess_costs(config, kwargs.get("dtype"))
         start_resource_tracker()
         shared = shared_folder("engine")
@@ -128,6 +138,7 @@ class Engine(Unsupported, WeightUpdates, Switching, sg.Engine):
             switching=self.switching,
             at_base=self._at_base,
             deadline_s=self.settings.deadline_s,
+            parameters=self.parameters,
         )
         managers = sg.init_tokenizer_manager(server_args, port_args, ours)
         # SGLang drops it if the start fails hereafter; collected, its ZeroMQ context would wait for its sockets for

@@ -60,13 +60,12 @@ def experts(layout, rank, inner=16):
     return layer(sg.FusedMoE, intermediate_size_per_partition=made.output_partition_sizes[0]), rows
 
 
+BUILDS = {f"{heads} KV heads": lambda *where, heads=heads: (*qkv(*where, heads), heads) for heads in (1, 2, 4, 8)}
+BUILDS |= {"gate and up": lambda *where: (*gate_up(*where), 1), "experts": lambda *where: (*experts(*where), 1)}
+
+
 @pytest.mark.parametrize("base", [1, 2])
-@pytest.mark.parametrize(
-    "build",
-    [*(lambda *where, heads=heads: (*qkv(*where, heads), heads) for heads in (1, 2, 4, 8))]
-    + [lambda *where: (*gate_up(*where), 1), lambda *where: (*experts(*where), 1)],
-    ids=["1 KV head", "2 KV heads", "4 KV heads", "8 KV heads", "gate and up", "experts"],
-)
+@pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
 def test_a_fused_layer_is_one_view_at_every_size_and_the_base_comes_back_bit_by_bit(build, base):
     """For each rank: the rows that SGLang would load there, at one address, whatever sizes came before."""
     narrow, sizes = Layout(8, base), [tp for tp in (1, 2, 4, 8) if tp > base]

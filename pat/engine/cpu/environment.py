@@ -82,8 +82,14 @@ def server_args() -> dict:
     """Arguments of sglang.Engine for this machine; a caller's own values win over them."""
     seeded = {"sampling_backend": "pytorch"}  # the one that honours a request's seed
     if has_accelerator():
-        # With it on, SGLang would set a workspace for one size up, and rebuild it under the graphs of the others.
-        return seeded | {"enforce_disable_flashinfer_allreduce_fusion": True}
+        return seeded | {
+            # With it on, SGLang would set a workspace for one size up, and rebuild it under the graphs of the others.
+            "enforce_disable_flashinfer_allreduce_fusion": True,
+            # On Blackwell SGLang's defaults are kernels that repack experts, or read weights in ways that nobody has
+            # tried on a view with strides (o_proj and down_proj at a wide size).
+            "bf16_gemm_backend": "torch",
+            "moe_runner_backend": "triton",
+        }
     return seeded | {
         "device": "cpu",
         "attention_backend": "torch_native",
