@@ -29,10 +29,12 @@ def from_disk(settings: Settings, original, updater, *args, **kwargs) -> tuple[b
 
 def _attempt(original, *args, **kwargs) -> tuple[bool, str]:
     try:
-        return original(*args, **kwargs)
+        done, message = original(*args, **kwargs)
     except Exception as error:
         first = error.__context__ or error  # what failed before SGLang loaded again
-        return False, f"rank {dist.get_rank()}: {type(first).__name__}: {first}"
+        done, message = False, f"{type(first).__name__}: {first}"
+    # SGLang says that it rolls back, and loads the new weights once more.
+    return done, message if done else f"rank {dist.get_rank()}: {message.splitlines()[0].rstrip('.')}"
 
 
 def _strike(faults: Faults, name: str) -> bool:

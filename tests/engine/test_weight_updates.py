@@ -102,15 +102,14 @@ WRONG = {
 }
 
 
-@SIZES
 @pytest.mark.parametrize("kind", WRONG)
-def test_weights_that_are_not_the_models_are_refused_by_name_and_the_old_ones_serve_on(driver, kind, tp, tmp_path):
+def test_weights_that_are_not_the_models_are_refused_by_name_and_the_old_ones_serve_on(driver, kind, tmp_path):
     """By each way in, before anything is written."""
     engine, (wrong, message) = driver.engine, WRONG[kind]
     tensors = wrong(dict(driver.tensors[1]))
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
     before = checksums(engine)
-    engine.switch(tp)
+    engine.switch(2)
     refusals = [engine.update_weights_from_disk(str(tmp_path))]
     if kind != "not there":  # a bucket may hold any part of the model
         refusals.append(engine.update_weights_from_tensor(list(tensors.items())))
@@ -120,7 +119,7 @@ def test_weights_that_are_not_the_models_are_refused_by_name_and_the_old_ones_se
         assert "\n" not in text
     with pytest.raises(RuntimeError, match=message):
         engine.loop.run_until_complete(engine.update_weights(str(tmp_path)))
-    assert engine.layout.tp == tp
+    assert engine.layout.tp == 2
     answers(driver, 0)
     assert checksums(engine) == before
 
@@ -176,11 +175,9 @@ def test_a_failure_while_weights_are_written_stops_generation_until_all_are_load
     fail(engine, rank, UP)
     done, message, *_ = engine.update_weights_from_disk(driver.folders[1])
     assert not done
-    assert f"rank {rank}: RuntimeError: a fault on demand" in message
-    assert message.endswith("The weights are undefined until all of them are loaded.")
-    undefined = (
-        rf"(29|36) of the model's (29|36) tensors .* are undefined until they are loaded: .*rank {rank}: RuntimeError"
-    )
+    failed = f"rank {rank}: Failed to update weights: a fault on demand"
+    assert message == f"{failed}. The weights are undefined until all of them are loaded."
+    undefined = rf"(29|36) of the model's (29|36) tensors .* are undefined until they are loaded: .*{failed}"
 
     def refused(match):
         with pytest.raises(RuntimeError, match=match):
@@ -217,7 +214,7 @@ def test_a_failure_of_a_rank_that_answers_nobody_is_told_too(model_folder):
         fail(engine, 1, UP)
         done, message, *_ = engine.update_weights_from_disk(folders[1])
         assert not done
-        assert "rank 1: RuntimeError: a fault on demand" in message
+        assert message.startswith("rank 1: Failed to update weights: a fault on demand")
         assert engine.update_weights_from_disk(folders[1])[0]
         assert ids(Driver(engine).run([job])) == [Reference(folders[1]).greedy(job.prompt, job.tokens)]
     finally:
@@ -247,9 +244,10 @@ def test_an_engine_does_not_start_without_a_layer(model_folder, tmp_path):
     folder = shutil.copytree(model_folder("llama"), tmp_path / "model")
     tensors = load_file(folder / "model.safetensors")
     save_file({name: t for name, t in tensors.items() if ".layers.2." not in name}, folder / "model.safetensors")
+    before = set(family())
     with pytest.raises(ValueError, match=rf"^{folder}: 9 of 29 tensors are missing: model\.layers\.2\."):
         start(str(folder))
-    assert not family()
+    assert set(family()) == before
 
 
 def test_an_update_session_of_sglang(driver):
