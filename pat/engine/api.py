@@ -95,6 +95,7 @@ class Engine(Unsupported, WeightUpdates, Switching, sg.Engine):
         self.watch = watch.Watch(shared, self.boards)
         self.init_tokenizer_manager_func = self._init_tokenizer_manager
         fixed = {"dp_size": ranks // self.settings.base, "tp_size": self.settings.base, "page_size": 1}
+        fixed |= environment.kernels()
         try:
             with self._variables():
                 super().__init__(**{"random_seed": 0} | environment.server_args() | kwargs | fixed)

@@ -79,8 +79,8 @@ OPTIONS: dict[str, tuple[tuple, str]] = {
     "flashinfer_allreduce_fusion_backend": (_NONE, _ONE_SIZE),
     "enable_nvidia_megakernel": (_NONE, _ONE_SIZE),
     "enable_amd_monokernel": (_NONE, _ONE_SIZE),
-    "bf16_gemm_backend": (("torch",), f"{_STRIDED}; PAT sets 'torch'"),
-    "moe_runner_backend": (("triton",), f"{_STRIDED}; PAT sets 'triton'"),
+    "bf16_gemm_backend": (("auto", "torch"), _STRIDED),  # auto: see environment.kernels
+    "moe_runner_backend": (("auto", "triton"), _STRIDED),
     "enable_two_batch_overlap": (_NONE, _BATCHES),
     "enable_pdmux": (_NONE, _BATCHES),
     "disaggregation_mode": (_NAME, "prefill and decode must share the ranks"),

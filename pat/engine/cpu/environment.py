@@ -82,14 +82,8 @@ def server_args() -> dict:
     """Arguments of sglang.Engine for this machine; a caller's own values win over them."""
     seeded = {"sampling_backend": "pytorch"}  # the one that honours a request's seed
     if has_accelerator():
-        return seeded | {
-            # With it on, SGLang would set a workspace for one size up, and rebuild it under the graphs of the others.
-            "enforce_disable_flashinfer_allreduce_fusion": True,
-            # On Blackwell SGLang's defaults are kernels that repack experts, or read weights in ways that nobody has
-            # tried on a view with strides (o_proj and down_proj at a wide size).
-            "bf16_gemm_backend": "torch",
-            "moe_runner_backend": "triton",
-        }
+        # With it on, SGLang would set a workspace for one size up, and rebuild it under the graphs of the others.
+        return seeded | {"enforce_disable_flashinfer_allreduce_fusion": True}
     return seeded | {
         "device": "cpu",
         "attention_backend": "torch_native",
@@ -98,3 +92,12 @@ def server_args() -> dict:
         "disable_overlap_schedule": True,  # there is no device to overlap with
         "max_total_tokens": 16384,
     }
+
+
+def kernels() -> dict:
+    """Arguments of sglang.Engine that say what "auto" means, the only other value that a caller may give.
+
+    On Blackwell SGLang's own choice would be kernels that repack experts, or that nobody has tried on a view with
+    strides, as o_proj and down_proj are at a wide size.
+    """
+    return {"bf16_gemm_backend": "torch", "moe_runner_backend": "triton"} if has_accelerator() else {}
