@@ -103,7 +103,7 @@ class Profile(Section):
     link_gb_s: Annotated[Number, Field(gt=0)] | None = None
     """Bandwidth between its GPUs, 1e9 bytes a second each way; null: NCCL's all-to-all as measured there."""
     switch_fixed_s: Annotated[Number, Field(ge=0)] | None = None
-    """Seconds of a switch there but for the KV cache; null: what coordination takes where weights stay in place."""
+    """Seconds of a switch there but for the KV cache; null: coordination, and rows of weights that change places."""
     batches: Positives = (1, 2, 4, 8)
     """Live requests on one replica at which a decode step is timed."""
     contexts: Positives = (32, 192)

@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 import polars as pl
 
-from pat.engine import one_device, records, refusals, trace, watch
+from pat.engine import checkpoint, one_device, records, refusals, trace, watch
 from pat.engine import sglang_api as sg
 from pat.engine.board import Board
 from pat.engine.controller import Controller
@@ -74,6 +74,8 @@ class Engine(Unsupported, WeightUpdates, Switching, sg.Engine):
         tp_sizes, ranks = refusals.check_sizes(tp_sizes, ranks)
         config = refusals.read_config(kwargs["model_path"], kwargs)
         refusals.check_model(config, tp_sizes, ranks)
+        self.parameters = checkpoint.parameters_of(config)
+        checkpoint.check_complete(self.parameters, kwargs)
         self.kv_costs = kv_costs or _guess_costs(config, kwargs.get("dtype"))
         start_resource_tracker()
         shared = shared_folder("engine")
@@ -88,6 +90,7 @@ class Engine(Unsupported, WeightUpdates, Switching, sg.Engine):
         self.watch = watch.Watch(shared, self.boards)
         self.init_tokenizer_manager_func = self._init_tokenizer_manager
         fixed = {"dp_size": ranks // self.settings.base, "tp_size": self.settings.base, "page_size": 1}
+        fixed |= environment.kernels()
         try:
             with self._variables():
                 super().__init__(**{"random_seed": 0} | self._server_args() | kwargs | fixed)
@@ -142,6 +145,7 @@ class Engine(Unsupported, WeightUpdates, Switching, sg.Engine):
             switching=self.switching,
             at_base=self._at_base,
             deadline_s=self.settings.deadline_s,
+            parameters=self.parameters,
         )
         managers = sg.init_tokenizer_manager(server_args, port_args, ours)
         # SGLang drops it if the start fails hereafter; collected, its ZeroMQ context would wait for its sockets for

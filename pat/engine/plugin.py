@@ -12,7 +12,7 @@ import time
 from collections import deque
 from functools import partial
 
-from pat.engine import draw, endings, groups, one_device, penalties, sampling
+from pat.engine import draw, endings, groups, loading, one_device, penalties, sampling
 from pat.engine import sglang_api as sg
 from pat.engine.board import Board, request_key
 from pat.engine.cpu import environment, processes, stand_ins
@@ -71,6 +71,7 @@ def hook_scheduler(settings: Settings) -> None:
         kind.AFTER,
     )
     hook(f"{controller}.event_loop", endings.with_last_words(settings.path), kind.AROUND)
+    hook(f"{sg.path('WeightUpdater')}.update_weights_from_disk", partial(loading.from_disk, settings), kind.AROUND)
     hook(f"{sg.path('SamplingBatchInfo')}.from_schedule_batch", sampling.from_schedule_batch, kind.AROUND)
     hook(sg.path("Sampler"), draw.sampler_class(), kind.REPLACE)
     hook(sg.path("apply_scaling_penalties"), draw.scale, kind.REPLACE)

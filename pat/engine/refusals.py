@@ -18,7 +18,7 @@ _QUANTISED = "packed quantised weights cannot be viewed as a narrower shard"
 _OUTSIDE = "KV that is kept outside of the pool has the heads of one size and is not moved"
 _ELSEWHERE = "all sizes are views of the weights in each rank's own memory, which must stay there"
 _ONE_SIZE = "it keeps communication buffers or a compiled model for one size"
-_STRIDED = "the kernel must take weights that are views with strides"
+_STRIDED = "only this kernel is known to take weights that are views with strides, in the order of a checkpoint"
 _BATCHES = "a switch needs a step boundary with one batch"
 _TEXT = "PAT generates text"
 OPTIONS: dict[str, tuple[tuple, str]] = {
@@ -79,7 +79,7 @@ OPTIONS: dict[str, tuple[tuple, str]] = {
     "flashinfer_allreduce_fusion_backend": (_NONE, _ONE_SIZE),
     "enable_nvidia_megakernel": (_NONE, _ONE_SIZE),
     "enable_amd_monokernel": (_NONE, _ONE_SIZE),
-    "bf16_gemm_backend": (("auto", "torch"), _STRIDED),
+    "bf16_gemm_backend": (("auto", "torch"), _STRIDED),  # auto: see environment.kernels
     "moe_runner_backend": (("auto", "triton"), _STRIDED),
     "enable_two_batch_overlap": (_NONE, _BATCHES),
     "enable_pdmux": (_NONE, _BATCHES),
@@ -189,6 +189,7 @@ def check_model(config: Mapping[str, Any], tp_sizes: tuple[int, ...], ranks: int
 
 def _peculiarities(config: Mapping[str, Any]) -> Iterator[str]:
     """What of a model is not a plain decoder with K and V of every head and token."""
+    family = config.get("model_type")
     layers = set(config.get("layer_types") or ()) - {"full_attention"}
     if config.get("quantization_config") or config.get("compression_config"):
         yield f"its weights are quantised, and {_QUANTISED}"
@@ -203,6 +204,8 @@ def _peculiarities(config: Mapping[str, Any]) -> Iterator[str]:
         yield "it has mamba or linear-attention layers, whose state is not moved"
     if config.get("dual_chunk_attention_config"):
         yield "its attention is sparse (dual chunk), with a state of its own"
+    if config.get("mlp_bias") or config.get("bias") or (config.get("attention_bias") and family == "mistral"):
+        yield "it has biases that SGLang or Hugging Face leaves out of such a model"
     if config.get("is_encoder_decoder"):
         yield "it is an encoder-decoder"
     if any(config.get(key) for key in ("vision_config", "audio_config", "text_config", "thinker_config")):

@@ -26,10 +26,11 @@ from pat.engine.groups import Groups
 from pat.engine.kv import Exchange, Move, Pool
 from pat.engine.one_device import BREAKABLE
 from pat.engine.requests import Placed, Unfinished
+from pat.engine.rows import FusedRows
 from pat.engine.runtime import Runtimes
 from pat.engine.settings import KvCosts, Settings
 from pat.engine.transaction import Record, SwitchAborted, Transaction
-from pat.engine.weights import Place, bind, build_model, check_bound, expert_rows
+from pat.engine.weights import Place, bind, build_model, check_bound
 from pat.layout import Layout
 
 log = logging.getLogger("sglang.pat")
@@ -66,7 +67,7 @@ class Switcher:
         tokens = torch.tensor(scheduler.token_to_kv_pool_allocator.size)
         dist.all_reduce(tokens, dist.ReduceOp.MIN, group=groups.start)
         self.pool = Pool(self.runner.token_to_kv_pool, scheduler.token_to_kv_pool_allocator, kv_heads, int(tokens))
-        self.experts = expert_rows(self.runner.model)
+        self.rows = FusedRows(self.base.tp)
         shared = {"backend": BREAKABLE, "sharing": settings.ranks} if settings.one_device else {}
         self.runtimes = Runtimes(self.runner, settings.graph_memory_bytes, **shared)
         self._build_sizes()
@@ -86,7 +87,7 @@ class Switcher:
             wide = Layout(self.settings.ranks, tp)
             model = build_model(self.runner, self.groups.topology[tp])
             first_heads = tuple(layout.kv_heads(self.rank, self.pool.kv_heads).start for layout in (self.base, wide))
-            bind(base_model, model, Place.of(self.base, wide, self.rank), first_heads)
+            bind(base_model, model, Place.of(self.base, wide, self.rank), first_heads, self.rows, tp)
             check_bound(base_model, model)
             self._point(wide)
             self.runtimes.add(tp, model)
@@ -240,11 +241,11 @@ class Switcher:
         self._record.exchange_s = time.monotonic() - begin
 
     def _point(self, new: Layout) -> None:
-        """Let SGLang see the groups, the pool and the experts' rows of ``new``."""
+        """Let SGLang see the groups, the pool and the order of the weights' rows of ``new``."""
         self.groups.apply(new.tp)
         self.pool.retype(len(new.kv_heads(self.rank, self.pool.kv_heads)))
-        for rows in self.experts:
-            rows.arrange(new.tp // self.base.tp)
+        self.rows.arrange(new.tp)
+        self.runtimes.device.synchronize()  # the next step may run in another stream
 
     def _rebind(self, new: Layout) -> None:
         """Point SGLang at the new layout: context, groups, model, pool, sockets."""

@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
-from pat.engine import refusals
+from pat.engine import checkpoint, refusals
 from pat.engine import sglang_api as sg
 from pat.engine.ordering import InOrder
 from pat.engine.sampling import next_sample
 from pat.engine.shared import is_shared_folder
+from pat.engine.unsupported import BY_RANK, refusing
 from pat.engine.watch import Watch, ring_all
+from pat.parameters import Parameters, WeightsRefused
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +33,7 @@ ORDER_POLL_S = 1.0  # seconds between looks whether outputs are held up for too 
 class TokenizerManager(sg.TokenizerManager):
     """watch: of the engine's processes. switching: held while the layout changes. at_base: a context in which the
     engine is, and stays, in its base layout. deadline_s: longest that an output may wait for those before it, seconds.
+    parameters: what weights must be. buckets: folders with a part of them, of an update that is one of several.
     """
 
     def __init__(
@@ -42,9 +45,14 @@ class TokenizerManager(sg.TokenizerManager):
         switching: asyncio.Lock,
         at_base: Callable[[], AbstractAsyncContextManager],
         deadline_s: float,
+        parameters: Parameters,
     ) -> None:
         self.watch, self.switching, self.at_base = watch, switching, at_base
         self.in_order = InOrder(self._tokens_so_far, deadline_s)
+        self.parameters = parameters
+        self.buckets: set[str] = set()
+        self.undefined: set[str] = set()  # parameters that are neither the old nor the new ones
+        self.failure = ""  # why
         self.released: set[str] = set()  # kinds of memory that the ranks have given back
         self.sent = 0  # requests that went to the ranks, ever
         super().__init__(server_args, port_args)
@@ -79,6 +87,7 @@ class TokenizerManager(sg.TokenizerManager):
     async def generate_request(self, obj, request=None):
         refusals.check_request(obj)
         self.check_memory()
+        self.check_weights_defined()
         answers = super().generate_request(obj, request)
         try:
             while True:
@@ -106,9 +115,10 @@ class TokenizerManager(sg.TokenizerManager):
         super()._dispatch_to_scheduler(obj)
 
     def _note_work(self, obj) -> None:
-        """Count requests. One may have waited here while memory was released."""
+        """Count requests. One may have waited here while memory was released or weights were loaded."""
         if "Tokenized" in type(obj).__name__:
             self.check_memory()
+            self.check_weights_defined()
             self.sent += len(getattr(obj, "batch", [obj]))
 
     async def _async_dispatch_to_scheduler(self, obj) -> None:
@@ -165,18 +175,71 @@ class TokenizerManager(sg.TokenizerManager):
             await asyncio.sleep(FLUSH_POLL_S)
 
     # --- weights -------------------------------------------------------------------------------------------
+    def check_weights_defined(self) -> None:
+        """Raise RuntimeError if parameters are undefined, until new ones have been loaded in their place."""
+        if self.undefined:
+            count = f"{len(self.undefined)} of the model's {len(self.parameters.required)} tensors"
+            raise RuntimeError(
+                f"{count} ({min(self.undefined)}, ...) are undefined until they are loaded: {self.failure}"
+            )
+
+    async def update_weights_from_disk(self, obj, request=None):
+        if obj.load_format is None and self.config_value("load_format") == "dummy":
+            obj.load_format = "auto"  # the weights that it started with came from no file, these do
+        return await super().update_weights_from_disk(obj, request)
+
     async def _wait_for_model_update_from_disk(self, obj):
-        """SGLang calls it when no request is unfinished, and keeps new ones waiting; or while it is paused."""
+        """SGLang calls it when no request is unfinished, and keeps new ones waiting; or while it is paused.
+
+        Refused before anything is written if the files do not hold the model's parameters. To its end even if who
+        asked for it does not wait.
+        """
+        return await asyncio.shield(asyncio.ensure_future(self._update_from_disk(obj)))
+
+    async def _update_from_disk(self, obj):
+        self.watch.check()  # first: of a dead engine nothing else matters
+        try:
+            names = await asyncio.to_thread(self._check_files, obj.model_path, obj.load_format)
+        except WeightsRefused as error:
+            return False, f"{obj.model_path}: {error}. Nothing was loaded.", 0
         async with self.at_base():
             flush, obj.flush_cache = obj.flush_cache, obj.flush_cache and self.is_pause
+            self.undefined |= names
+            self.failure = f"an update from {obj.model_path} has not ended"
             try:
                 done = await self.watch.outlive(super()._wait_for_model_update_from_disk(obj))
             finally:
                 obj.flush_cache = flush
+            if not done[0]:
+                failed = "; ".join(said for said in done[1].split(" | ") if "rank" in said) or done[1]
+                self.failure = f"an update failed ({failed})"
+                return False, f"{failed}. The weights are undefined until all of them are loaded.", done[2]
+            self.undefined -= names
             # Not together with the update: an answer can arrive here before the rank that sent it is idle.
-            if done[0] and flush and not self.is_pause and not (await self._flush(FLUSH_S)).success:
+            if flush and not self.is_pause and not (await self._flush(FLUSH_S)).success:
                 return False, f"the cache of the old weights could not be flushed within {FLUSH_S:g} s", done[2]
             return done
+
+    def _check_files(self, path: str, load_format: str) -> frozenset[str]:
+        """Names of the parameters in a checkpoint. Raises WeightsRefused if they are not the model's."""
+        args = self.server_args
+        found = checkpoint.tensors(path, load_format, args.revision, args.download_dir)
+        return self.parameters.check(found, complete=path not in self.buckets)
+
+    async def check_weights(self, obj, request=None):
+        """SGLang's, in the base layout. Only its checksum: its other actions write to the weights or keep a copy."""
+        if obj.action != "checksum":
+            raise ValueError(f"check_weights: action {obj.action!r} is not supported: allowed is checksum")
+        async with self.at_base():
+            return await super().check_weights(obj, request)
+
+    update_weights_from_tensor = refusing("tokenizer_manager.update_weights_from_tensor", BY_RANK)
+    update_weights_from_distributed = refusing("tokenizer_manager.update_weights_from_distributed", BY_RANK)
+    update_weights_from_ipc = refusing("tokenizer_manager.update_weights_from_ipc", BY_RANK)
+
+    async def continue_generation(self, obj):
+        self.check_weights_defined()
+        await super().continue_generation(obj)
 
     async def _weight_update_session_call(self, communicator, obj):
         async def call(obj):
@@ -219,6 +282,10 @@ class TokenizerManager(sg.TokenizerManager):
             obj.tags = sorted(tags)
             await super().resume_memory_occupation(obj, request)
             self.released -= tags
+            saved = self.server_args.enable_memory_saver and not self.server_args.enable_weights_cpu_backup
+            if saved and "weights" in tags:
+                self.undefined |= self.parameters.required
+                self.failure = "their memory was released"
 
 
 class Communicator:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-_BY_RANK = (
+BY_RANK = (
     "SGLang supports it with one data-parallel replica only, and the ranks of a size would each need their own part; "
-    "use update_weights_from_tensor or update_weights_from_disk"
+    "use the engine's update_weights_from_tensor or update_weights_from_disk"
 )
 _LORA = (
     "adapters are sharded apart from the weights; merge the adapter and load the sum with update_weights_from_tensor"
@@ -18,10 +18,10 @@ _EXPERTS = "the counts are kept for one size, and lost at a switch; count in the
 _WORKERS = "what is unfinished must be known in one process; send requests through the process that holds the engine"
 
 METHODS = {
-    "init_weights_update_group": _BY_RANK,
-    "destroy_weights_update_group": _BY_RANK,
-    "update_weights_from_distributed": _BY_RANK,
-    "update_weights_from_ipc": _BY_RANK,
+    "init_weights_update_group": BY_RANK,
+    "destroy_weights_update_group": BY_RANK,
+    "update_weights_from_distributed": BY_RANK,
+    "update_weights_from_ipc": BY_RANK,
     "load_lora_adapter": _LORA,
     "load_lora_adapter_from_tensors": _LORA,
     "unload_lora_adapter": _LORA,
@@ -39,7 +39,7 @@ METHODS = {
 }
 
 
-def _refusing(name: str, reason: str):
+def refusing(name: str, reason: str):
     def method(self, *args, **kwargs):
         raise NotImplementedError(f"pat.Engine.{name} is not supported: {reason}")
 
@@ -52,5 +52,5 @@ class Unsupported:
 
 
 for _name, _reason in METHODS.items():
-    setattr(Unsupported, _name, _refusing(_name, _reason))
+    setattr(Unsupported, _name, refusing(_name, _reason))
 Unsupported.attach_tokenizer_worker = classmethod(Unsupported.attach_tokenizer_worker)

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from pat.engine import sglang_api as sg
 from pat.engine.shared import shared_folder
+from pat.parameters import Given, WeightsRefused
 
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
 ANSWER_S = 1.0  # an answer arrives before the rank that sent it shows that it has nothing left
@@ -21,14 +22,16 @@ class WeightUpdates:
     """Part of ``Engine``. All sizes are views of the base layout's weights, hence it goes there to load new ones.
 
     Like SGLang's own, an update waits until no request is unfinished and keeps new ones waiting. No switch happens
-    meanwhile, by hand or by the policy.
+    meanwhile, by hand or by the policy. Weights whose names, shapes or number are not the model's are refused before
+    anything is written, and generation goes on with the old ones. If loading fails once it has begun, generation is
+    refused until all weights that it was about have been loaded.
     """
 
     async def update_weights(self, path: str) -> None:
         """Load new weights (a checkpoint folder) between two generations.
 
-        Raises RuntimeError with unfinished requests, which would not be those of one policy any more, or if SGLang
-        refuses the weights; TimeoutError if they are not loaded within the deadline of a switch.
+        Raises RuntimeError with unfinished requests, which would not be those of one policy any more, or if the
+        weights are refused or cannot be loaded; TimeoutError if that takes longer than the deadline of a switch.
         """
         for _ in range(100):
             self.watch.check()
@@ -40,7 +43,7 @@ class WeightUpdates:
         update = self.tokenizer_manager.update_weights_from_disk(sg.UpdateWeightFromDiskReqInput(model_path=str(path)))
         result = await asyncio.wait_for(update, self.settings.switch_deadline_s)
         if not result[0]:
-            raise RuntimeError(f"SGLang refused the weights in {path}: {result[1]}")
+            raise RuntimeError(f"no new weights: {result[1]}")
 
     def update_weights_from_tensor(
         self, named_tensors: NamedTensors, load_format: str | None = None, flush_cache: bool = True
@@ -56,8 +59,10 @@ class WeightUpdates:
         """Load full tensors under Hugging Face's names: all of the model's parameters, or a bucket of them.
 
         named_tensors: (name, tensor) pairs on any device, of the shapes of the checkpoint. With more buckets to come
-        flush_cache can be False until the last one. Returns (whether it went well, SGLang's message), as SGLang
-        does. Raises ValueError for anything but such pairs.
+        flush_cache can be False until the last one; parameters that are in none keep their old values. Returns
+        (whether it went well, why not), as SGLang does: False for a name that the model does not have, another shape
+        or a type that is not floating point, and then nothing of the bucket is loaded. Raises ValueError for anything
+        but such pairs.
         """
         if load_format is not None:
             raise ValueError(
@@ -69,7 +74,16 @@ class WeightUpdates:
         self.watch.check()
         if not tensors:
             return True, "no tensors were given"
+        given = [Given(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in tensors]
+        try:
+            self.tokenizer_manager.parameters.check(given, complete=False)
+        except WeightsRefused as error:
+            return False, f"{error}. Nothing was loaded."
+        return await asyncio.shield(asyncio.ensure_future(self._load_bucket(tensors, flush_cache)))
+
+    async def _load_bucket(self, tensors: list[tuple[str, torch.Tensor]], flush_cache: bool) -> tuple[bool, str]:
         folder = shared_folder("tensors")
+        self.tokenizer_manager.buckets.add(str(folder))
         try:
             await asyncio.to_thread(_write, tensors, folder)
             done = await self.tokenizer_manager.update_weights_from_disk(
@@ -79,6 +93,7 @@ class WeightUpdates:
             )
             return done[0], done[1]
         finally:
+            self.tokenizer_manager.buckets.discard(str(folder))
             shutil.rmtree(folder, ignore_errors=True)
 
     async def release_memory(self, tags: list[str] | None = None) -> None:
@@ -86,7 +101,8 @@ class WeightUpdates:
 
         tags: of "weights", "kv_cache" and "cuda_graph". Waits until no request is unfinished and goes to the base
         layout. Nothing can be generated and no switch made until ``resume_memory``. As in SGLang, memory is only
-        given back with enable_memory_saver=True, and weights are undefined afterwards until they are loaded anew.
+        given back with enable_memory_saver=True, and weights are undefined afterwards until they are loaded anew:
+        nothing can be generated before that.
         Raises RuntimeError if requests are running, in a pause.
         """
         await self.tokenizer_manager.release_memory_occupation(sg.ReleaseMemoryOccupationReqInput(tags=tags))

@@ -1,22 +1,20 @@
-"""The model of every tensor-parallel size, bound to the resident base shard: no copy, ever.
+"""The model of every tensor-parallel size, bound to the resident base shard: no second copy, ever.
 
 Each size has its own model object of SGLang's own class, built without storage under that size's parallel context.
 Its parameters are views into the parameters of the base size, so new weights are seen at every size at once and a
-switch moves no weights. A fused parameter (QKV, gate and up) is not one contiguous view of a larger shard, its parts
-are: such a layer runs one GEMM a part. The experts of a mixture are multiplied by kernels that want gate and up of an
-expert in one piece: their rows are put in another order, inside their own memory, when the size changes.
+switch sends no weights. The rows of a fused parameter are brought together for a size by ``rows.FusedRows``, so that
+each layer runs SGLang's own kernel on one view, at every size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch.nn import Module, Parameter
-from torch.nn import functional as F
 
 from pat.engine import sglang_api as sg
+from pat.engine.rows import FusedRows, Parts
 from pat.layout import Layout
 
 
@@ -50,64 +48,27 @@ class Place:
         return cls(wide.tp_rank(rank) - base.tp_rank(rank) * count, count)
 
 
-def row_parts(base: Module, wide: Module, place: Place, kv_heads: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """(first row, rows) in the base parameter of each part of a fused layer that the wide layer owns, in order.
+def row_parts(base: Module, wide: Module, place: Place, kv_heads: tuple[int, int]) -> Parts:
+    """The rows of each part of a fused layer's base parameter that the wide layer owns, in the wide layer's order.
 
     kv_heads: the first KV head (of the model's) that the rank holds at the base and at the wide size.
     """
     if isinstance(wide, sg.QKVParallelLinear):
         head = wide.head_size
         q_rows, kv_rows = wide.num_heads * head, wide.num_kv_heads * head
-        yield place.index * q_rows, q_rows
         keys, values = base.num_heads * head, (base.num_heads + base.num_kv_heads) * head
         offset = (kv_heads[1] - kv_heads[0]) * head
-        yield keys + offset, kv_rows
-        yield values + offset, kv_rows
-    else:
-        start = 0
-        for size in wide.output_partition_sizes:
-            yield start + place.index * size, size
-            start += size * place.count
+        return (place.index * q_rows, q_rows), (keys + offset, kv_rows), (values + offset, kv_rows)
+    whole, sizes = _part_sizes(base), _part_sizes(wide)
+    if whole != [size * place.count for size in sizes]:
+        raise UnsupportedModel(f"{type(wide).__name__}: {whole} rows are not {place.count} parts of {sizes}")
+    return tuple((sum(whole[:part]) + place.index * size, size) for part, size in enumerate(sizes))
 
 
-class PartsLinear:
-    """SGLang linear method for a fused layer whose parts are separate views: one GEMM a part.
-
-    Stands in for ``UnquantizedLinearMethod`` on that layer; input [tokens, in], output [tokens, sum of rows].
-    """
-
-    def __init__(self, weights: list[torch.Tensor], biases: list[torch.Tensor | None]) -> None:
-        self.weights, self.biases = weights, biases
-
-    def apply(self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        biases = self.biases if bias is not None else [None] * len(self.weights)
-        return torch.cat([F.linear(x, w, b) for w, b in zip(self.weights, biases, strict=True)], dim=-1)
-
-
-class ExpertRows:
-    """Gate and up rows of all experts of one layer, in the order that a size needs.
-
-    weight: [experts, gate rows then up rows, in], the base parameter. For a size that divides the base shard into
-    ``count`` parts the order is gate and up of part 0, gate and up of part 1, ...; one expert is copied at a time.
-    """
-
-    def __init__(self, weight: torch.Tensor) -> None:
-        self.weight, self.count = weight, 1
-
-    def _order(self, count: int) -> torch.Tensor:
-        rows = torch.arange(self.weight.shape[1], device=self.weight.device)
-        return rows.view(2, count, -1).transpose(0, 1).reshape(-1)
-
-    def arrange(self, count: int) -> None:
-        """Put the rows in the order for ``count`` parts."""
-        if count == self.count:
-            return
-        present = torch.empty_like(self._order(self.count))
-        present[self._order(self.count)] = torch.arange(len(present), device=present.device)
-        rows = present[self._order(count)]
-        for expert in self.weight:
-            expert.copy_(expert[rows])
-        self.count = count
+def _part_sizes(layer: Module) -> list[int]:
+    if isinstance(layer, sg.FusedMoE):
+        return [layer.intermediate_size_per_partition] * 2  # gate and up of each expert
+    return list(layer.output_partition_sizes)
 
 
 def _view(module: Module, name: str, full: torch.Tensor, shape: torch.Size, place: Place) -> torch.Tensor:
@@ -117,7 +78,7 @@ def _view(module: Module, name: str, full: torch.Tensor, shape: torch.Size, plac
     if isinstance(module, sg.RowParallelLinear):
         dim = 1
     elif isinstance(module, sg.FusedMoE):
-        dim = {"w13_weight": 1, "w2_weight": 2}.get(name)
+        dim = {"w2_weight": 2}.get(name)
     elif isinstance(module, (sg.ColumnParallelLinear, sg.VocabParallelEmbedding)):
         dim = 0
     else:
@@ -139,42 +100,43 @@ def _replace(module: Module, name: str, tensor: torch.Tensor) -> None:
     module._parameters[name] = parameter
 
 
-def bind(base: Module, wide: Module, place: Place, kv_heads: tuple[int, int]) -> None:
-    """Make every parameter and buffer of ``wide`` a view of ``base``'s.
+def bind(base: Module, wide: Module, place: Place, kv_heads: tuple[int, int], rows: FusedRows, tp: int) -> None:
+    """Make every parameter and buffer of ``wide``, of size ``tp``, a view of ``base``'s.
 
-    kv_heads: as in ``row_parts``. Raises UnsupportedModel naming the layer that cannot be divided.
+    kv_heads: as in ``row_parts``. rows: must be arranged for ``tp`` before ``wide`` runs. Raises UnsupportedModel
+    naming the layer that cannot be divided.
     """
     sources = dict(base.named_modules())
     for name, module in wide.named_modules():
         source = sources[name]
-        fused = isinstance(module, (sg.QKVParallelLinear, sg.MergedColumnParallelLinear))
-        method = getattr(module, "quant_method", None)
-        if (fused and type(method) is not sg.UnquantizedLinearMethod) or (
-            isinstance(module, sg.FusedMoE) and type(method) is not sg.UnquantizedFusedMoEMethod
-        ):
-            raise UnsupportedModel(f"{name}: quantised layers ({type(method).__name__}) cannot switch tp")
-        if fused:
-            parts = list(row_parts(source, module, place, kv_heads))
-            weight, bias = source.weight.data, source.bias.data if source.bias is not None else None
-            module.quant_method = PartsLinear(
-                [weight.narrow(0, start, rows) for start, rows in parts],
-                [bias.narrow(0, start, rows) if bias is not None else None for start, rows in parts],
-            )
-            for key in ("weight", "bias"):
-                if module._parameters.get(key) is not None:
-                    _replace(module, key, source._parameters[key].data)
-        else:
-            for key, parameter in list(module._parameters.items()):
-                if parameter is not None:
-                    full = source._parameters[key].data
-                    _replace(module, key, _view(module, key, full, parameter.shape, place))
+        fused = _fused_parameters(name, source, module)
+        parts = row_parts(source, module, place, kv_heads) if fused else ()
+        for key, parameter in list(module._parameters.items()):
+            if parameter is None:
+                continue
+            full = source._parameters[key].data
+            view = rows.view(tp, full, parts) if key in fused else _view(module, key, full, parameter.shape, place)
+            if view.shape != parameter.shape:
+                raise UnsupportedModel(f"{name}.{key}: {tuple(view.shape)} is not {tuple(parameter.shape)}")
+            _replace(module, key, view)
         for key in module._buffers:
             module._buffers[key] = source._buffers[key]
 
 
-def expert_rows(base: Module) -> list[ExpertRows]:
-    """What must be rearranged at a change of size: one a mixture-of-experts layer."""
-    return [ExpertRows(module.w13_weight.data) for module in base.modules() if isinstance(module, sg.FusedMoE)]
+def _fused_parameters(name: str, base: Module, wide: Module) -> tuple[str, ...]:
+    """Names of the parameters of a layer whose rows are of several parts. Raises UnsupportedModel if it is packed."""
+    method = getattr(base, "quant_method", None)
+    if isinstance(wide, (sg.QKVParallelLinear, sg.MergedColumnParallelLinear)):
+        plain, fused = type(method) is sg.UnquantizedLinearMethod, ("weight", "bias")
+    elif isinstance(wide, sg.FusedMoE):
+        plain, fused = type(method) is sg.UnquantizedFusedMoEMethod, ("w13_weight",)
+        if plain and method.w13_swiglu_interleaved:
+            raise UnsupportedModel(f"{name}: its rows are interleaved; unset SGLANG_OPT_FUSE_SWIGLU_INTERLEAVED")
+    else:
+        return ()
+    if not plain:
+        raise UnsupportedModel(f"{name}: quantised layers ({type(method).__name__}) cannot switch tp")
+    return fused
 
 
 def check_bound(base: Module, wide: Module) -> None:

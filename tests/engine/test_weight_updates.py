@@ -1,13 +1,16 @@
 """New weights, released memory and pauses of a real engine, while narrow and while wide."""
 
 import asyncio
+import json
+import re
+import shutil
 
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from pat.engine.controller import Controller
 from pat.policy import Threshold
-from tests.engine.conftest import Driver, Reference, ids, jobs, logprobs, start
+from tests.engine.conftest import Driver, Reference, family, ids, jobs, logprobs, start
 
 pytestmark = pytest.mark.engine
 
@@ -79,6 +82,174 @@ def test_what_is_not_a_tensor_by_name_is_refused(driver):
     assert driver.engine.update_weights_from_tensor([]) == (True, "no tensors were given")
 
 
+NORM, UP = "model.norm.weight", "model.layers.1.mlp.up_proj.weight"
+WRONG = {
+    "misspelt": (lambda t: {"model.layers.1.mlp.upp_proj.weight": t[UP]}, r"no model.layers.1.mlp.upp_proj.weight"),
+    "prefixed": (
+        lambda t: {f"module.{name}": tensor for name, tensor in t.items()},
+        r"no module\..*, did you mean model",
+    ),
+    "too short": (
+        lambda t: t | {UP: t[UP][:-1]},
+        r"up_proj.weight.* is of shape \[255, 128\] and must be of \[256, 128\]",
+    ),
+    "too flat": (lambda t: t | {NORM: t[NORM][0]}, r"norm.weight.* is of shape \[\] and must be of \[128\]"),
+    "quantised": (lambda t: t | {UP: t[UP].char()}, r"up_proj.weight.* is of type (I8|int8) and must be of floating"),
+    "not there": (
+        lambda t: {name: tensor for name, tensor in t.items() if ".layers.2." not in name},
+        r"(9|11) of \d+ tensors are missing: model\.layers\.2\.",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_weights_that_are_not_the_models_are_refused_by_name_and_the_old_ones_serve_on(driver, kind, tmp_path):
+    """By each way in, before anything is written."""
+    engine, (wrong, message) = driver.engine, WRONG[kind]
+    tensors = wrong(dict(driver.tensors[1]))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    before = checksums(engine)
+    engine.switch(2)
+    refusals = [engine.update_weights_from_disk(str(tmp_path))]
+    if kind != "not there":  # a bucket may hold any part of the model
+        refusals.append(engine.update_weights_from_tensor(list(tensors.items())))
+    for done, text, *_ in refusals:
+        assert not done
+        assert re.search(message, text) and text.endswith("Nothing was loaded."), text
+        assert "\n" not in text
+    with pytest.raises(RuntimeError, match=message):
+        engine.loop.run_until_complete(engine.update_weights(str(tmp_path)))
+    assert engine.layout.tp == 2
+    answers(driver, 0)
+    assert checksums(engine) == before
+
+
+def test_a_tensor_given_twice_is_refused(driver):
+    done, message = driver.engine.update_weights_from_tensor([*driver.tensors[1], driver.tensors[1][0]])
+    assert (done, message) == (False, f"{driver.tensors[1][0][0]} is there twice. Nothing was loaded.")
+    answers(driver, 0)
+
+
+def test_ways_around_the_check_are_closed(driver):
+    manager = driver.engine.tokenizer_manager
+    for name in ("update_weights_from_tensor", "update_weights_from_distributed", "update_weights_from_ipc"):
+        with pytest.raises(NotImplementedError, match=rf"tokenizer_manager\.{name} is not supported"):
+            getattr(manager, name)(None)
+    with pytest.raises(ValueError, match="action 'reset_tensors' is not supported"):
+        driver.engine.loop.run_until_complete(manager.check_weights(check("reset_tensors")))
+
+
+def check(action):
+    from sglang.srt.managers.io_struct import CheckWeightsReqInput
+
+    return CheckWeightsReqInput(action=action)
+
+
+def checksums(engine):
+    """Of each rank's parameters, at the base."""
+    manager = engine.tokenizer_manager
+    done, message, ranks, _ = engine.loop.run_until_complete(manager.check_weights(check("checksum")))
+    assert done, message
+    assert engine.layout.tp == engine.settings.base
+    return [rank["checksums"] for rank in ranks]
+
+
+def test_weights_are_the_same_bits_after_every_switch(driver):
+    engine, before = driver.engine, checksums(driver.engine)
+    assert before[0] == before[1]
+    for tp in (2, 1, 2, 1):
+        engine.switch(tp)
+    assert checksums(engine) == before
+    engine.switch(2)
+    assert engine.update_weights_from_disk(driver.folders[1])[0]
+    changed = checksums(engine)
+    assert changed[0] == changed[1] != before[0]
+    assert engine.update_weights_from_disk(driver.folders[0])[0]
+    assert checksums(engine) == before
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_failure_while_weights_are_written_stops_generation_until_all_are_loaded(driver, rank):
+    engine, tensors = driver.engine, driver.tensors[1]
+    engine.switch(2)
+    fail(engine, rank, UP)
+    done, message, *_ = engine.update_weights_from_disk(driver.folders[1])
+    assert not done
+    failed = f"rank {rank}: Failed to update weights: a fault on demand"
+    assert message == f"{failed}. The weights are undefined until all of them are loaded."
+    undefined = rf"(29|36) of the model's (29|36) tensors .* are undefined until they are loaded: .*{failed}"
+
+    def refused(match):
+        with pytest.raises(RuntimeError, match=match):
+            engine.generate(input_ids=[5, 6, 7])
+        with pytest.raises(RuntimeError, match=match):
+            engine.loop.run_until_complete(engine.tokenizer_manager.continue_generation(None))
+
+    refused(undefined)
+    assert engine.switch(2)["tp_to"] == 2  # the engine lives
+    assert not engine.update_weights_from_tensor([("a", tensors[0][1])])[0]
+    refused(undefined)
+    assert engine.update_weights_from_tensor(tensors[:-1])[0]
+    refused(rf"1 of the model's \d+ tensors \({tensors[-1][0]}, \.\.\.\)")
+    assert engine.update_weights_from_tensor(tensors[-1:])[0]
+    answers(driver, 1, switches=[(4, 2, "migrate")])
+    fail(engine, rank, NORM)  # of a bucket: only what it holds is undefined
+    assert not engine.update_weights_from_tensor([(NORM, dict(driver.tensors[0])[NORM])])[0]
+    refused(rf"1 of the model's \d+ tensors \({NORM}, \.\.\.\)")
+    assert engine.update_weights_from_disk(driver.folders[0])[0]
+    answers(driver, 0)
+
+
+def fail(engine, rank, name):
+    fault = {"rank": rank, "phase": f"load {name}", "kind": "exception"}
+    engine.settings.path.joinpath("fault").write_text(json.dumps(fault))
+
+
+def test_a_failure_of_a_rank_that_answers_nobody_is_told_too(model_folder):
+    """At a base of two ranks only the first of a replica answers."""
+    folders = [model_folder("qwen3", seed) for seed in (0, 7)]
+    engine = start(folders[0], tp_sizes=(2,), max_total_tokens=512)
+    try:
+        (job,) = jobs((12,))
+        fail(engine, 1, UP)
+        done, message, *_ = engine.update_weights_from_disk(folders[1])
+        assert not done
+        assert message.startswith("rank 1: Failed to update weights: a fault on demand")
+        assert engine.update_weights_from_disk(folders[1])[0]
+        assert ids(Driver(engine).run([job])) == [Reference(folders[1]).greedy(job.prompt, job.tokens)]
+    finally:
+        engine.shutdown()
+
+
+def test_an_update_that_nobody_waits_for_ends_nevertheless(driver):
+    engine = driver.engine
+    engine.switch(2)
+
+    async def given_up():
+        fault = {"rank": 1, "phase": f"load {UP}", "kind": "delay", "seconds": 1}
+        engine.settings.path.joinpath("fault").write_text(json.dumps(fault))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(engine.async_update_weights_from_tensor(driver.tensors[1]), 0.7)
+        with pytest.raises(RuntimeError, match="has not ended"):
+            await engine.async_generate(input_ids=[5, 6, 7])
+        await engine.async_switch(2)  # waits for it
+
+    engine.loop.run_until_complete(given_up())
+    answers(driver, 1)
+    assert engine.update_weights_from_disk(driver.folders[0])[0]
+    answers(driver, 0)
+
+
+def test_an_engine_does_not_start_without_a_layer(model_folder, tmp_path):
+    folder = shutil.copytree(model_folder("llama"), tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: t for name, t in tensors.items() if ".layers.2." not in name}, folder / "model.safetensors")
+    before = set(family())
+    with pytest.raises(ValueError, match=rf"^{folder}: 9 of 29 tensors are missing: model\.layers\.2\."):
+        start(str(folder))
+    assert set(family()) == before
+
+
 def test_an_update_session_of_sglang(driver):
     engine = driver.engine
     engine.switch(2)
@@ -122,7 +293,9 @@ def test_weights_between_generations(driver):
     engine.switch(2)
     engine.loop.run_until_complete(engine.update_weights(driver.folders[1]))
     answers(driver, 1)
-    with pytest.raises(RuntimeError, match=r"SGLang refused the weights in .*nowhere"):
+    with pytest.raises(
+        RuntimeError, match=r"^no new weights: /nowhere: no checkpoint folder, .* Nothing was loaded\.$"
+    ):
         engine.loop.run_until_complete(engine.update_weights("/nowhere"))
     assert engine.update_weights_from_disk(driver.folders[0])[0]
     (job,) = jobs((900,))

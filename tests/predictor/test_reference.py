@@ -183,8 +183,26 @@ def derived(link_gb_s=100.0, fixed_s=None):
     link = systems.Link(Curve((0.0, link_gb_s * 1e9), (1e-5, 1.00001)), "test")
     spec, shapes = ModelSpec.of("Llama-3.1-8B"), [(8, 1000), (64, 4000)]
     return switches.tables(
-        spec, 8, (1, 8), shapes, link, lambda tp, b, c: 0.01 / tp, lambda tp, n: n * 1e-5 / tp, fixed_s
+        spec, 8, (1, 8), shapes, link, lambda tp, b, c: 0.01 / tp, lambda tp, n: n * 1e-5 / tp, rows, fixed_s
     )
+
+
+def rows(tp_from, tp_to):
+    return 0.5 * (tp_from != tp_to)
+
+
+def test_rows_of_fused_weights_that_change_places():
+    """K, V and up of Llama-3.1-8B, of a rank's share of them, and as many rows that make room."""
+    llama, layer = hf_config("Llama-3.1-8B"), 4096 * 2
+    for tp in (2, 4, 8):
+        share = 2 * layer * (2 * 1024 + 14336) / tp
+        assert switches.rows_bytes(llama, 1, tp, base=1) == switches.rows_bytes(llama, tp, 1, base=1) == 32 * share
+    assert switches.rows_bytes(llama, 4, 4, base=1) == 0.0  # a rebalance
+    assert switches.rows_bytes(llama, 2, 4, base=2) == switches.rows_bytes(llama, 1, 4, base=1)
+    both = switches.rows_bytes(llama, 1, 4, base=1) + switches.rows_bytes(llama, 1, 8, base=1)
+    assert switches.rows_bytes(llama, 4, 8, base=1) == both
+    few = switches.rows_bytes(llama | {"num_key_value_heads": 2}, 1, 8, base=1)  # each rank has one of two heads
+    assert few == 32 * 2 * layer * (2 * 256 / 2 + 14336 / 8)
 
 
 def test_derived_switch_costs_add_up():
@@ -201,6 +219,7 @@ def test_derived_switch_costs_add_up():
     assert migrate["prefill_s"] == 0.0
     assert (recompute["move_s"], recompute["prefill_s"]) == (0.0, pytest.approx(64 * 4000 * 1e-5 / 8))
     assert migrate["agree_s"] == pytest.approx(0.005 + 0.01)
+    assert migrate["rebind_s"] == pytest.approx(0.001 + 0.5)
     moved = transfer.filter(tp_from=1, tp_to=8, requests=64).row(0, named=True)
     assert moved["bytes"] == 8 * 4000 * 131072 * 7 // 8
     assert moved["seconds"] == migrate["move_s"]

@@ -87,3 +87,12 @@ def server_args() -> dict:
         "disable_overlap_schedule": True,  # there is no device to overlap with
         "max_total_tokens": 16384,
     }
+
+
+def kernels() -> dict:
+    """Arguments of sglang.Engine that say what "auto" means, the only other value that a caller may give.
+
+    On Blackwell SGLang's own choice would be kernels that repack experts, or that nobody has tried on a view with
+    strides, as o_proj and down_proj are at a wide size.
+    """
+    return {"bf16_gemm_backend": "torch", "moe_runner_backend": "triton"} if has_accelerator() else {}

@@ -49,7 +49,8 @@ class Reference:
         spec = ModelSpec.of(source)
         heads, kv_heads = heads_for(spec, tp_sizes)
         self.spec = replace(spec, heads=heads, kv_heads=kv_heads)
-        shape = hf_config(source) | {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+        self.base = min(tp_sizes)
+        self.config = shape = hf_config(source) | {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
         bf16 = {f"{what}_quant_mode": "bfloat16" for what in ("gemm", "moe", "kvcache", "fmha")}
         # A folder of our own: any other name would be looked up on a hub. It is read while compiling.
         with tempfile.TemporaryDirectory() as folder:
@@ -73,6 +74,10 @@ class Reference:
     def prefill(self, tp: int, tokens: int, requests: int = 1, prefix: int = 0) -> float:
         """One prefill step of ``requests`` requests, each ``tokens`` new after ``prefix`` cached ones."""
         return self.engines[tp].predict_prefill_latency(requests, prefix + tokens, prefix) / 1e3
+
+    def rows(self, tp_from: int, tp_to: int) -> float:
+        """Putting the rows of fused weights in the order of another size: each is copied out and back."""
+        return 4 * switches.rows_bytes(self.config, tp_from, tp_to, self.base) / self.system.memory_bytes_s
 
 
 def contexts(longest: int) -> list[int]:
@@ -122,7 +127,15 @@ def run(cfg, experiment: Path) -> None:
     link = systems.link(reference.system, ranks, profile.link_gb_s)
     shapes = [(requests, context) for requests in SWITCH_REQUESTS for context in SWITCH_CONTEXTS]
     switch, transfer = switches.tables(
-        reference.spec, ranks, sizes, shapes, link, reference.decode, reference.prefill, profile.switch_fixed_s
+        reference.spec,
+        ranks,
+        sizes,
+        shapes,
+        link,
+        reference.decode,
+        reference.prefill,
+        reference.rows,
+        profile.switch_fixed_s,
     )
     decode = decode_table(reference, cfg.rollout.max_prompt + cfg.rollout.max_response)
     tables = {

@@ -4,22 +4,26 @@
 | --- | --- | --- |
 | agree | one decode step, which a switch waits for, and 5 ms | COORDINATION_S below |
 | quiesce, collect, rebind | 3, 4 and 1 ms | COORDINATION_S |
+| rebind | rows of fused weights that change places, read and written twice | memory bandwidth (systems.System) |
 | resume | 1 ms, and 0.1 ms a request | COORDINATION_S, REQUEST_S |
 | move | an all-to-all a layer, of the bytes of the busiest GPU | the machine's links (systems.link) |
 | prefill, if KV is not moved | the contexts of the busiest new replica, one after the other | prefill table |
 
-Weights cost nothing here: ranks are nested, so that each finds its new shard in what it holds, and the graphs and
+Weights cost no more: ranks are nested, so that each finds its new shard in what it holds, and the graphs and
 communicators of every tp are resident. For an engine that reshards, set ``profile.switch_fixed_s`` (PAT as
 published: 5.52 s a switch, 2.36 s of them KV, hence 3.16; arXiv 2605.23945).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
+from typing import Any
 
 import polars as pl
 
 from pat.model import ModelSpec
+from pat.parameters import Parameters
 from pat.predictor.reference.systems import Link
 
 # Rounded medians of `pat profile` (config/ci.yaml: tiny-qwen3, SGLang 0.5.23, two CPU cores). They are messages
@@ -37,13 +41,14 @@ def tables(
     link: Link,
     decode: Callable[[int, int, int], float],
     prefill: Callable[[int, int], float],
+    rows: Callable[[int, int], float],
     fixed_s: float | None = None,
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The tables switch and transfer, as `pat profile` writes them, for every pair of ``tp_sizes``.
 
-    shapes: (requests, tokens in KV of each). ranks: GPUs of the node. decode(tp, batch, context of each) and
-    prefill(tp, tokens): seconds. fixed_s: seconds of all but KV and re-admission, instead of the coordination, where
-    the size changes.
+    shapes: (requests, tokens in KV of each). ranks: GPUs of the node. Seconds of decode(tp, batch, context of each), of
+    prefill(tp, tokens), and of rows(tp_from, tp_to): fused weights in another order. fixed_s: seconds of all but KV
+    and re-admission, instead of the coordination, where the size changes.
     """
     switches, transfers = [], []
     for tp_from, tp_to in [(a, b) for a in tp_sizes for b in tp_sizes if a != b or a < ranks]:
@@ -55,6 +60,7 @@ def tables(
             if fixed_s is None or tp_from == tp_to:
                 phases = COORDINATION_S | {
                     "agree_s": COORDINATION_S["agree_s"] + decode(tp_from, old, context),
+                    "rebind_s": COORDINATION_S["rebind_s"] + rows(tp_from, tp_to),
                     "resume_s": COORDINATION_S["resume_s"] + REQUEST_S * requests,
                 }
             moved = _busiest_bytes(spec, ranks, (tp_from, old), (tp_to, new), context)
@@ -73,6 +79,20 @@ def tables(
     repeat = pl.lit(0, pl.Int64).alias("repeat")
     transfer = pl.DataFrame(transfers).select("tp_from", "tp_to", "bytes", "requests", "seconds", repeat)
     return pl.DataFrame(switches).select(*order, repeat), transfer
+
+
+def rows_bytes(config: Mapping[str, Any], tp_from: int, tp_to: int, base: int) -> float:
+    """Bytes of fused weights that change places in a rank's shard, at most; config: the model's ``config.json``.
+
+    For a size above the base, the rank's part of K, V and up goes to where its part of Q, or gate, ends, and what was
+    there takes its place (``pat.engine.rows``).
+    """
+    shapes, kv_heads = Parameters(config).shapes, ModelSpec.from_hf(config).kv_heads
+    total = 0.0
+    for tp in {tp_from, tp_to} - {base} if tp_from != tp_to else ():
+        for part, shares in (("k_proj.", min(tp, kv_heads)), ("v_proj.", min(tp, kv_heads)), ("up_proj.", tp)):
+            total += 2 * BF16 * sum(prod(shape) for name, shape in shapes.items() if part in name) / shares
+    return total
 
 
 def _busiest_bytes(spec: ModelSpec, ranks: int, old: tuple[int, int], new: tuple[int, int], context: int) -> float:

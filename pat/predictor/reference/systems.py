@@ -31,6 +31,7 @@ class System:
     gpus: int  # of a node
     link_bytes_s: float  # nominal, one direction, of one GPU: NVLink where there is one, else PCIe
     latency_s: float  # of one message between two GPUs
+    memory_bytes_s: float  # of one GPU's own memory, as kernels reach it
     nccl: str  # version of the NCCL whose collectives were measured
 
 
@@ -46,7 +47,7 @@ def systems() -> dict[str, System]:
         about = yaml.safe_load(path.read_text(encoding="utf-8"))
         if not isinstance(about, dict) or "data_dir" not in about:
             continue  # settings of the package itself
-        data, node = folder / about["data_dir"], about["node"]
+        data, node, gpu = folder / about["data_dir"], about["node"], about["gpu"]
         if all((data / kind / "sglang").is_dir() for kind in KINDS):
             found[path.stem] = System(
                 path.stem,
@@ -54,6 +55,7 @@ def systems() -> dict[str, System]:
                 node["num_gpus_per_node"],
                 float(node["intra_node_bw"]),
                 float(node["p2p_latency"]),
+                float(gpu["mem_bw"]) * float(gpu["mem_bw_empirical_scaling_factor"]),
                 str(about["misc"]["nccl_version"]),
             )
     return found
