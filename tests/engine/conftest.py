@@ -184,7 +184,14 @@ def family():
     """The processes that this one's engines have started; not multiprocessing's own servers, which outlive them."""
     servers = ("pat::fork_server", "multiprocessing.resource_tracker", "multiprocessing.forkserver")
     children = psutil.Process().children(recursive=True)
-    return [child for child in children if not any(name in " ".join(child.cmdline()) for name in servers)]
+    return [child for child in children if not any(name in _command(child) for name in servers)]
+
+
+def _command(process):
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:  # it has ended
+        return ""
 
 
 def ids(outputs):

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -68,11 +69,22 @@ def test_doctor_looks_for_the_packages_that_jobs_run_in(cluster, tmp_path, monke
     assert doctor._requirements(slurm=True) == wanted
 
 
+def until_ended(number):
+    """srun returns while Slurm still completes the job."""
+    for _ in range(300):
+        show = subprocess.run(["scontrol", "show", "job", str(number)], capture_output=True, text=True, timeout=60)
+        if "JobState=COMPLETING" not in show.stdout:
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"job {number} is still completing")
+
+
 def test_a_finished_job_tells_its_time_and_gpus(cluster, tmp_path):
     """A stage notes its job; afterwards Slurm is asked about it, and what it said is kept."""
     command = [sys.executable, "-c", NOTE, str(tmp_path), "profile"]
     subprocess.run(["srun", "-n1", "--gpus=h200:2", "--nodelist=pat2", *command], check=True, timeout=60)
     number = json.loads((tmp_path / "jobs" / "profile.json").read_text())["slurm_job_id"]
+    until_ended(number)
     (tmp_path / "benchmarks").mkdir()
     for stage in ("profile", "predictor", "config-profile", "track-profile"):
         (tmp_path / "benchmarks" / f"{stage}.tsv").write_text("s\th:m:s\n7.5\t0:00:07\n")
