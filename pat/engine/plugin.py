@@ -53,16 +53,9 @@ def hook_scheduler(settings: Settings) -> None:
         stand_ins.add()
     hook, kind = sg.HookRegistry.register, sg.HookType
     hook(sg.path("Scheduler"), scheduler_class(settings), kind.REPLACE)
-    hook(
-        sg.path("init_parallel_groups"),
-        lambda original, **kwargs: groups.build(
-            settings,
-            backend="gloo" if settings.one_device else kwargs["backend"],
-            server_args=kwargs["server_args"],
-            gpu_id=kwargs["gpu_id"],
-        ),
-        kind.AROUND,
-    )
+    hosted = settings.one_device or on_cpu
+    mail = SharedMemoryCollectives(settings.path, settings.deadline_s) if hosted and supported() else None
+    hook(sg.path("init_parallel_groups"), _build_groups(settings, mail), kind.AROUND)
     controller = sg.path("DataParallelController")
     hook(f"{controller}.send_control_message", RouteToLeaders(settings), kind.AROUND)
     hook(
@@ -81,7 +74,6 @@ def hook_scheduler(settings: Settings) -> None:
     if on_cpu:
         hook(sg.path("set_envs_and_config"), lambda result, *_, **__: processes.use(), kind.AFTER)
         hook(f"{controller}.event_loop", controller_event_loop, kind.REPLACE)
-    mail = SharedMemoryCollectives(settings.path, settings.deadline_s) if supported() else None
     coordinator = sg.path("GroupCoordinator")
     if settings.one_device:
         host = one_device.HostCollectives(mail, sg.eager_on_graph)
@@ -91,6 +83,16 @@ def hook_scheduler(settings: Settings) -> None:
     elif on_cpu and mail:
         hook(f"{coordinator}.all_reduce", mail.all_reduce, kind.AROUND)
         hook(f"{coordinator}.all_gather", mail.all_gather, kind.AROUND)
+
+
+def _build_groups(settings: Settings, mail: SharedMemoryCollectives | None):
+    def around(original, *, backend, server_args, gpu_id, **_) -> None:
+        backend = "gloo" if settings.one_device else backend
+        groups.build(settings, backend=backend, server_args=server_args, gpu_id=gpu_id)
+        if mail:
+            mail.open(groups.current().all())
+
+    return around
 
 
 def scheduler_class(settings: Settings) -> type:
@@ -146,7 +148,7 @@ def scheduler_class(settings: Settings) -> type:
             requests = len(batch.reqs)
             context = int(batch.seq_lens_cpu.sum())
             tokens = requests if decode else int(batch.extend_num_tokens or 0)
-            with unfinished.hidden_states_once(batch):
+            with resume.hidden_states_once(batch):
                 super().process_batch_result(batch, result)
             now, launched = time.monotonic(), self._launches.popleft()
             start = self._busy_since or launched
@@ -181,7 +183,7 @@ def scheduler_class(settings: Settings) -> type:
 
 def order_of(values: dict):
     """The order that travels as numbers in a SetInternalStateReq; ``Engine.async_switch`` writes it."""
-    from pat.engine.switch import Order
+    from pat.engine.handover import Order
 
     kv = KV_CHOICES[int(values["pat_kv"])]
     costs = KvCosts.from_message(values) if kv == "auto" else None

@@ -56,6 +56,12 @@ def shared_folder(purpose: str, needed: int = 0) -> Path:
     return folder
 
 
+def require_room(folder: Path, what: str, needed: int) -> None:
+    """Raise NoRoom if ``folder`` has not ``needed`` bytes free for ``what``."""
+    if _free(folder) < needed:
+        raise NoRoom(what, needed, [folder])
+
+
 def is_shared_folder(path: str | Path) -> bool:
     """Whether ``path`` is a folder that ``shared_folder`` has made."""
     return Path(path).parent in (MEMORY, _temporary()) and Path(path).name.startswith("pat-")
