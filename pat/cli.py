@@ -235,6 +235,26 @@ def decision(
     bench_decision.run(cfg, predictor, [int(number) for number in counts], out)
 
 
+@bench_app.command(name="switch", epilog="Example: pat bench switch --requests 1024 --tokens 8192")
+def bench_switch(
+    requests: Annotated[int, typer.Option(min=1, help="Unfinished requests of the node.")] = 1024,
+    tokens: Annotated[int, typer.Option(min=16, help="Tokens of each, prompt and response.")] = 8192,
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks of the node.")] = 8,
+    sizes: Annotated[str, typer.Option(help="Tensor-parallel sizes before and after.")] = "1,8",
+    out: Annotated[Path, typer.Option(help="Where switch.json goes.")] = Path("results/bench"),
+) -> None:
+    """Time the host's work for unfinished requests at a switch, and for the live list at a step.
+
+    In this one process, with SGLang's request objects and no model.
+    """
+    parts = [part.strip() for part in sizes.split(",")]
+    if len(parts) != 2 or not all(part.isdigit() and int(part) and ranks % int(part) == 0 for part in parts):
+        raise ConfigError(Problem(("--sizes",), shown(sizes), f"two sizes that divide {ranks} ranks, as 1,{ranks}"))
+    from pat import bench_switch
+
+    bench_switch.run(requests, tokens, ranks, (int(parts[0]), int(parts[1])), out)
+
+
 @app.command(epilog="Example: pat check --config config/ci.yaml")
 def check(config: ConfigPath = DEFAULT) -> None:
     """Check a configuration file."""

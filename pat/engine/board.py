@@ -86,11 +86,12 @@ class Board:
         return cls(directory / f"board.{rank}")
 
     # --- written by the rank -------------------------------------------------------------------------------
-    def show_live(self, requests: list[tuple[int, int, int]]) -> None:
-        """Publish the live requests: (key of the request id, prompt tokens, generated tokens) of each."""
+    def show_live(self, requests: np.ndarray | list[tuple[int, int, int]]) -> None:
+        """Publish the live requests: (key of the request id, prompt tokens, generated tokens) of each, as LIVE."""
         count = min(len(requests), MAX_LIVE)
+        rows = np.asarray(requests[:count], dtype=LIVE)
         self.header["version"] += 1  # odd: being written
-        self.live[:count] = np.array(requests[:count], dtype=LIVE)
+        self.live[:count] = rows
         self.header["live"] = len(requests)
         self.header["version"] += 1
 

@@ -1,8 +1,8 @@
 """Requests as bytes in shared memory: written once by the leader of their old replica, read by those who go on.
 
 Every rank maps the token ids, which decide what KV is shared; only the ranks of a request's new replica read the
-rest. What is long, token ids and log-probabilities, travels as arrays, which are copied and not pickled number by
-number.
+rest. What is long does not travel number by number: token ids are copied as arrays, and log-probabilities that have
+been sent to the user stay behind, since SGLang reads only what it has not sent yet.
 """
 
 from __future__ import annotations
@@ -20,6 +20,15 @@ from pat.engine.requests import Unfinished
 from pat.engine.shared import NoRoom
 
 WORD = 8  # bytes that each part of a file is aligned to
+# Of SGLang's ReqLogprob: lists with an entry a generated token, read from ``send_output_token_logprobs_offset`` on.
+SENT = (
+    "output_token_logprobs_val",
+    "output_token_logprobs_idx",
+    "output_top_logprobs_val",
+    "output_top_logprobs_idx",
+    "output_token_ids_logprobs_val",
+    "output_token_ids_logprobs_idx",
+)
 
 
 class Row(NamedTuple):
@@ -73,7 +82,7 @@ def read(rows: list[Row], source: int, path: Path) -> list[Unfinished]:
 
 
 def pack(req) -> bytes:
-    """All of ``req`` but its token ids, and but what can be derived from these."""
+    """All of ``req`` but its token ids, what can be derived from these, and log-probabilities that have been sent."""
     req.tokenizer = None
     req.metrics_collector = None
     if hasattr(req.time_stats, "metrics_collector"):
@@ -86,46 +95,27 @@ def pack(req) -> bytes:
         del state[name]
     if isinstance(state.get("full_untruncated_fill_ids"), array):
         state["full_untruncated_fill_ids"] = array("q")  # SGLang fills it anew
-    columns = {}
-    if state.get("logprob") is not None:
-        logprob = state["logprob"] = copy.copy(state["logprob"])
-        for name in NUMBERS:
-            column = _column(getattr(logprob, name, None))
-            if column is not None:
-                columns[name] = column
-                setattr(logprob, name, None)
-    return pickle.dumps((type(req), state, same, columns), protocol=5)
+    sent: dict[str, int] = {}
+    if req.return_logprob:
+        logprob = state["logprob"] = copy.copy(req.logprob)
+        for name in SENT:
+            values = getattr(logprob, name)
+            if values:
+                sent[name] = min(req.send_output_token_logprobs_offset, len(values))
+                setattr(logprob, name, values[sent[name] :])
+    return pickle.dumps((type(req), state, same, sent), protocol=5)
 
 
 def unpack(request: Unfinished):
-    """SGLang's Req, as it was where it was written, without handles."""
-    kind, state, same, columns = pickle.loads(request.body)
+    """SGLang's Req as it was where it was written, without handles; None for each log-probability that was sent."""
+    kind, state, same, sent = pickle.loads(request.body)
     req = kind.__new__(kind)
     vars(req).update(state)
-    text = array("q")
-    text.frombytes(request.text.tobytes())
-    req.origin_input_ids, req.output_ids = text[: request.prompt], text[request.prompt :]
+    req.origin_input_ids, req.output_ids = array("q"), array("q")
+    req.origin_input_ids.frombytes(request.text[: request.prompt].view(np.uint8))
+    req.output_ids.frombytes(request.text[request.prompt :].view(np.uint8))
     for name in same:
         setattr(req, name, req.origin_input_ids)
-    for name, column in columns.items():
-        setattr(req.logprob, name, column.tolist())
+    for name, count in sent.items():
+        setattr(req.logprob, name, [None] * count + getattr(req.logprob, name))
     return req
-
-
-# SGLang's ReqLogprob: a number a token.
-NUMBERS = (
-    "input_token_logprobs_val",
-    "input_token_logprobs_idx",
-    "output_token_logprobs_val",
-    "output_token_logprobs_idx",
-)
-
-
-def _column(values) -> array | None:
-    """``values`` as an array that gives back the very same numbers; None if they are not all floats, or all ints."""
-    kinds = set(map(type, values)) if type(values) is list else ()
-    if kinds == {float}:
-        return array("d", values)
-    if kinds == {int}:
-        return array("q", values)
-    return None

@@ -14,9 +14,10 @@ from functools import partial
 
 from pat.engine import draw, endings, groups, loading, one_device, penalties, sampling
 from pat.engine import sglang_api as sg
-from pat.engine.board import Board, request_key
+from pat.engine.board import Board
 from pat.engine.cpu import environment, processes, stand_ins
 from pat.engine.cpu.allreduce import SharedMemoryCollectives, supported
+from pat.engine.live import LiveList
 from pat.engine.ordering import Counts, InOrder
 from pat.engine.settings import KV_CHOICES, KvCosts, Settings
 from pat.layout import Layout
@@ -97,7 +98,7 @@ def _build_groups(settings: Settings, mail: SharedMemoryCollectives | None):
 
 def scheduler_class(settings: Settings) -> type:
     """SGLang's scheduler with a switcher, a board, and answers from leaders only."""
-    from pat.engine import requests as unfinished
+    from pat.engine import resume
     from pat.engine.switch import Switcher
 
     class PatScheduler(sg.Scheduler):
@@ -110,6 +111,7 @@ def scheduler_class(settings: Settings) -> type:
             with endings.last_words(settings.path):
                 super().__init__(*args, **kwargs)
                 self.switcher = Switcher(self, settings, groups.current(), self.board)
+            self.live = LiveList(self.board)
             self._launches: deque[float] = deque()  # of steps whose result is not there yet: two with overlap
             self._busy_since: float | None = None
 
@@ -132,7 +134,7 @@ def scheduler_class(settings: Settings) -> type:
                 return super().set_internal_state(recv_req)
             done = self.switcher.switch(order_of(values))
             self._busy_since = None
-            self._show_live(self.running_batch)  # of the new layout, before anybody can decide on it
+            self._show_live()  # of the new layout, before anybody can decide on it
             return sg.SetInternalStateReqOutput(updated=done)
 
         def send_abort_output(self, abort_req, req) -> None:
@@ -164,18 +166,13 @@ def scheduler_class(settings: Settings) -> type:
             self._busy_since = now
             self._show_live(batch)
 
-        def _show_live(self, batch) -> None:
-            if not self.switcher.is_leader:  # nobody reads a follower's
-                return
-            live = {r.rid: r for b in (self.running_batch, batch) for r in b.reqs if not r.finished()}
-            live.update((r.rid, r) for r in self.waiting_queue)
-            self.board.show_live(
-                [(request_key(rid), len(r.origin_input_ids), len(r.output_ids)) for rid, r in live.items()]
-            )
+        def _show_live(self, batch=None) -> None:
+            if self.switcher.is_leader:  # nobody reads a follower's
+                self.live.of(self, batch)
 
         def on_idle(self) -> None:
             self._busy_since = None
-            self._show_live(self.running_batch)  # SGLang may call it with requests waiting
+            self._show_live()  # SGLang may call it with requests waiting
             super().on_idle()
 
     return PatScheduler

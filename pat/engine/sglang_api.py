@@ -119,6 +119,7 @@ NAMES = {
     "FutureMap": ("sglang.srt.managers.overlap_utils.FutureMap", ()),
     "RelayPayload": ("sglang.srt.managers.overlap_utils.RelayPayload", ("bonus_tokens",)),
     "Penalizer": ("sglang.srt.sampling.penaltylib.orchestrator._BatchedPenalizer", ()),
+    "SamplingParams": ("sglang.srt.sampling.sampling_params.SamplingParams", ("max_new_tokens",)),
     "SamplingBatchInfo": (
         "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo",
         (

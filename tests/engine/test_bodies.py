@@ -13,13 +13,16 @@ from pat.engine.shared import NoRoom
 HANDLE = open(__file__)  # noqa: SIM115  (cannot be pickled, like a tokenizer or a metrics collector)
 
 
-def req(rid, prompt, output, **more):
+def req(rid, prompt, output, sent=0, **more):
     ids = array("q", prompt)
     logprob = SimpleNamespace(
         output_token_logprobs_val=[-0.1 * n for n in output],
         output_token_logprobs_idx=list(output),
-        input_token_logprobs_val=[None, -0.5],
         output_top_logprobs_val=[[-0.25, -1.5]] * len(output),
+        output_top_logprobs_idx=[],
+        output_token_ids_logprobs_val=None,
+        output_token_ids_logprobs_idx=[],
+        input_token_logprobs_val=[None, -0.5],
     )
     return SimpleNamespace(
         rid=rid,
@@ -33,13 +36,15 @@ def req(rid, prompt, output, **more):
         extra_key=None,
         cache_salt="salt",
         logprob=logprob,
+        return_logprob=True,
+        send_output_token_logprobs_offset=sent,
         **more,
     )
 
 
 def test_a_request_comes_back_as_it_was_without_the_handles_of_its_process(tmp_path):
     reqs = [req("a", [5, 6, 7], [1, -2]), req("b", [2**40], [], decoded_text="x" * 13), req("c", [], [3])]
-    values = [list(one.logprob.output_token_logprobs_val) for one in reqs]
+    values = [dict(vars(one.logprob)) for one in reqs]
     rows = bodies.write(reqs, {"a": 4, "c": 1}, tmp_path / "file")
     there = bodies.read(rows, 3, tmp_path / "file")
     known = [(u.rid, u.source, u.prompt, u.generated, u.kv_tokens, u.extra_key, u.cache_salt) for u in there]
@@ -50,8 +55,7 @@ def test_a_request_comes_back_as_it_was_without_the_handles_of_its_process(tmp_p
         assert (got.origin_input_ids, got.output_ids) == (was.origin_input_ids, was.output_ids)
         assert got.origin_input_ids_unpadded is got.origin_input_ids  # as SGLang has it
         assert got.full_untruncated_fill_ids == array("q")  # from which SGLang fills it anew
-        assert vars(got.logprob) == vars(was.logprob)
-        assert was.logprob.output_token_logprobs_val == numbers
+        assert vars(got.logprob) == vars(was.logprob) == numbers
         assert (got.tokenizer, got.metrics_collector, got.time_stats.metrics_collector) == (None, None, None)
         assert got.time_stats.created == 1.5
     assert bodies.unpack(there[1]).decoded_text == "x" * 13
@@ -70,9 +74,17 @@ def test_no_requests_are_no_file(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("values", [[1.0, 2], [1, None], [True, 1], [], None, (1.0, 2.0)])
-def test_only_numbers_of_one_kind_become_an_array(values):
-    assert bodies._column(values) is None
+def test_log_probabilities_that_were_sent_do_not_travel_but_keep_their_place(tmp_path):
+    long = req("a", [5], range(1, 3001), sent=2998)
+    short = req("a", [5], range(1, 3001), sent=3000)
+    (known,) = bodies.read(bodies.write([long], {}, tmp_path / "file"), 0, tmp_path / "file")
+    got = bodies.unpack(known).logprob
+    assert got.output_token_logprobs_val == [None] * 2998 + long.logprob.output_token_logprobs_val[2998:]
+    assert got.output_top_logprobs_val == [None] * 2998 + [[-0.25, -1.5]] * 2
+    assert (got.output_top_logprobs_idx, got.output_token_ids_logprobs_val) == ([], None)
+    assert len(long.logprob.output_token_logprobs_val) == 3000  # nothing of the request itself is cut
+    assert len(bodies.pack(long)) - len(bodies.pack(short)) < 200
+    assert len(bodies.pack(long)) < 2000
 
 
 def test_a_folder_without_room_is_named_and_nothing_is_left_in_it(tmp_path, monkeypatch):
