@@ -31,7 +31,6 @@ from pat.engine.weight_updates import WeightUpdates
 from pat.layout import Layout
 from pat.model import ModelSpec
 from pat.policy import Policy
-from pat.seam import SeamError
 
 environment.prepare()
 
@@ -154,8 +153,7 @@ class Engine(Unsupported, WeightUpdates, Switching, sg.Engine):
 
     def _take_over_processes(self) -> None:
         """Watch SGLang's processes in its watchdog's place. Raises RuntimeError if PAT is not in all of them."""
-        if not hasattr(self.tokenizer_manager, "rid_to_state"):
-            raise SeamError(f"SGLang's tokenizer manager keeps no rid_to_state: install sglang=={sg.seam.written_for}")
+        sg.check_tokenizer_manager(self.tokenizer_manager)
         watchdog = self.tokenizer_manager._subprocess_watchdog
         watchdog.stop()
         names = [f"the {name}" if "detokenizer" in name else watch.CONTROLLER for name in watchdog._names]

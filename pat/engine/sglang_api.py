@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import FunctionType
 
-from pat.seam import Seam, SeamError
+from pat.engine.sglang_objects import COMMUNICATORS, OBJECTS, WITH_OVERLAP
+from pat.seam import Seam, SeamError, attributes
 
 NAMES = {
     # process start-up and hooks
@@ -119,6 +120,8 @@ NAMES = {
     "FutureMap": ("sglang.srt.managers.overlap_utils.FutureMap", ()),
     "RelayPayload": ("sglang.srt.managers.overlap_utils.RelayPayload", ("bonus_tokens",)),
     "Penalizer": ("sglang.srt.sampling.penaltylib.orchestrator._BatchedPenalizer", ()),
+    "ReqKvInfo": ("sglang.srt.managers.schedule_batch.ReqKvInfo", ()),
+    "ReqLogprob": ("sglang.srt.managers.schedule_batch.ReqLogprob", ()),
     "SamplingParams": ("sglang.srt.sampling.sampling_params.SamplingParams", ("max_new_tokens",)),
     "SamplingBatchInfo": (
         "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo",
@@ -223,7 +226,14 @@ METHODS = (
     ("BasePrefixCache", "lock", ("self", "node")),
     ("BasePrefixCache", "prefix_device_indices", ("self", "req")),
     ("BasePrefixCache", "supports_prefix_sharing", ("self",)),
+    ("Req", "finished", ("self",)),
     ("Req", "refresh_fill_ids", ("self",)),
+    ("SchedulerReqTimeStats", "new_from_obj", ("obj",)),
+    ("SchedulerReqTimeStats", "set_metrics_collector", ("self", "collector")),
+    ("SubprocessWatchdog", "stop", ("self",)),
+    ("TokenizerManager", "set_internal_state", ("self", "obj")),
+    ("TokenizerManager", "update_weights_from_disk", ("self", "obj")),
+    ("TokenizerManager", "flush_cache", ("self",)),
     (
         "ScheduleBatch",
         "init_new",
@@ -247,43 +257,6 @@ METHODS = (
     ("Penalizer", "is_prepared", ("self",)),
 )
 
-# What a switch reads from or sets on SGLang's objects. Setting one that is gone would do nothing, and say nothing.
-SCHEDULER = (
-    "attn_tp_cpu_group",
-    "attn_tp_group",
-    "dp_tp_cpu_group",
-    "dp_tp_group",
-    "enable_overlap",
-    "future_map",
-    "idle_sleeper",
-    "ipc_channels",
-    "last_batch",
-    "max_queued_requests",
-    "max_running_requests",
-    "max_total_num_tokens",
-    "metrics_collector",
-    "metrics_reporter",
-    "model_config",
-    "new_token_ratio_tracker",
-    "req_to_token_pool",
-    "running_batch",
-    "spec_algorithm",
-    "tokenizer",
-    "tp_cpu_group",
-    "tp_group",
-    "tp_size",
-    "tp_worker",
-    "tree_cache",
-    "token_to_kv_pool_allocator",
-    "waiting_queue",
-    "_engine_paused",
-    "_prefill_decode_interval_remaining",
-)
-RUNNER = (
-    *("model", "sampler", "device", "server_args", "token_to_kv_pool", "model_config", "load_config"),
-    "graph_memory_usage",
-)
-POOL = ("k_buffer", "v_buffer", "size", "head_num", "row_dim", "v_row_dim", "head_dim", "v_head_dim", "kv_cache_layout")
 # SGLang's penalties, and where each keeps what it has counted [requests, ...].
 COUNTED = {
     "BatchedFrequencyPenalizer": "cumulated_frequency_penalties",
@@ -292,7 +265,7 @@ COUNTED = {
     "BatchedMinNewTokensPenalizer": "len_output_tokens",
 }
 
-seam = Seam("sglang", "0.5.23", NAMES, METHODS)
+seam = Seam("sglang", "0.5.23", NAMES, METHODS, list(OBJECTS.values()))
 path = seam.path
 
 
@@ -307,10 +280,29 @@ def check() -> None:
 
 
 def check_scheduler(scheduler) -> None:
-    """Raise SeamError if a scheduler, its model runner or its KV pool lacks what a switch needs."""
+    """Raise SeamError if a scheduler, or an object that it holds, lacks what PAT uses of it.
+
+    Called while the scheduler is made: what the loop with overlap makes is told by the class alone.
+    """
     runner = scheduler.tp_worker.model_runner
-    for owner, names in ((scheduler, SCHEDULER), (runner, RUNNER), (runner.token_to_kv_pool, POOL)):
-        seam.require(owner, names)
+    live = {
+        "scheduler": scheduler,
+        "runner": runner,
+        "pool": runner.token_to_kv_pool,
+        "allocator": scheduler.token_to_kv_pool_allocator,
+        "req_to_token_pool": scheduler.req_to_token_pool,
+        "batch": scheduler.running_batch,
+    }
+    for name, owner in live.items():
+        seam.require(owner, OBJECTS[name][1])
+    if scheduler.enable_overlap and (lost := set(WITH_OVERLAP) - attributes(type(scheduler))):
+        raise SeamError(f"SGLang's overlapping scheduler has no {', '.join(lost)}: install sglang=={seam.written_for}")
+
+
+def check_tokenizer_manager(manager) -> None:
+    """Raise SeamError if SGLang's tokenizer manager, or its watchdog, lacks what PAT uses of it."""
+    seam.require(manager, OBJECTS["tokenizer_manager"][1] + COMMUNICATORS)
+    seam.require(manager._subprocess_watchdog, OBJECTS["watchdog"][1])
 
 
 def shutdown(engine, end_processes: Callable[[], object]) -> None:
