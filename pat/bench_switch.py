@@ -39,7 +39,9 @@ def make(requests: int, prompt: int, generated: int, samples: int = 8, seed: int
     for number in range(requests):
         if number % samples == 0:
             text = array("q", rng.integers(0, VOCABULARY, prompt).tolist())
-        req = sg.Req(f"request-{number}", "", text, sg.SamplingParams(max_new_tokens=2 * generated), return_logprob=True)
+        req = sg.Req(
+            f"request-{number}", "", text, sg.SamplingParams(max_new_tokens=2 * generated), return_logprob=True
+        )
         req.output_ids = array("q", rng.integers(0, VOCABULARY, generated).tolist())
         req.refresh_fill_ids()
         req.logprob.output_token_logprobs_val = rng.random(generated).tolist()

@@ -160,7 +160,9 @@ def test_attributes_that_a_class_sets_or_states_are_found_without_an_instance():
     found = attributes(Held)
     assert {"typed", "set_here", "set_later", "later"} <= found
     assert "gone" not in found
-    table = Seam("pytest", "0.0", {"Held": ("tests.test_seam.Held", ())}, held=[("Held", ("typed", "gone", "set_here"))])
+    table = Seam(
+        "pytest", "0.0", {"Held": ("tests.test_seam.Held", ())}, held=[("Held", ("typed", "gone", "set_here"))]
+    )
     assert table.problems() == ["tests.test_seam.Held no longer has gone"]
 
 
@@ -189,7 +191,7 @@ def used(source: str, objects: dict) -> set[tuple[str, str]]:
                 found.add((stands_for, node.attr))
             parts = base.split(".")
             for name in (".".join(parts[-2:]), parts[-1]):
-                if name in objects and not (base in ("self.pool", "self.controller")):  # those two are PAT's
+                if name in objects and base not in ("self.pool", "self.controller"):  # those two are PAT's
                     found.add((name, node.attr))
                     break
         for child in ast.iter_child_nodes(node):

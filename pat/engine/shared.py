@@ -16,7 +16,6 @@ from pathlib import Path
 
 import psutil
 
-
 MEMORY = Path("/dev/shm")
 
 
