@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import tempfile
 import uuid
@@ -63,7 +64,8 @@ def require_room(folder: Path, what: str, needed: int) -> None:
 
 def is_shared_folder(path: str | Path) -> bool:
     """Whether ``path`` is a folder that ``shared_folder`` has made."""
-    return Path(path).parent in (MEMORY, _temporary()) and Path(path).name.startswith("pat-")
+    named = re.fullmatch(r"pat-[a-z]+-\d+-\d+-[0-9a-f]{8}", Path(path).name)
+    return Path(path).parent in (MEMORY, _temporary()) and named is not None
 
 
 def allocate(path: Path, size: int) -> None:

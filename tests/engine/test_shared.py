@@ -28,6 +28,7 @@ def test_the_first_folder_with_room_is_taken(roots, needed, where):
     folder = shared_folder("test", needed)
     assert folder.parent == roots[where]
     assert is_shared_folder(folder)
+    assert not is_shared_folder(folder.with_name("pat-model"))  # a user's own
 
 
 def test_without_room_the_error_names_folders_bytes_and_the_way_out(roots):
