@@ -85,7 +85,15 @@ OBJECTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "tree_cache": ("BasePrefixCache", ()),
     "batch": (
         "ScheduleBatch",
-        ("device", "extend_num_tokens", "forward_mode", "req_pool_indices", "reqs", "seq_lens_cpu"),
+        (
+            "device",
+            "extend_num_tokens",
+            "forward_mode",
+            "req_pool_indices",
+            "reqs",
+            "return_hidden_states",
+            "seq_lens_cpu",
+        ),
     ),
     "req": (
         "Req",
@@ -95,6 +103,7 @@ OBJECTS: dict[str, tuple[str, tuple[str, ...]]] = {
             "extra_key",
             "finished_reason",
             "full_untruncated_fill_ids",
+            "hidden_states",
             "kv",
             "last_node",
             "lock",
@@ -103,6 +112,7 @@ OBJECTS: dict[str, tuple[str, tuple[str, ...]]] = {
             "origin_input_ids",
             "output_ids",
             "prefix_len",
+            "return_hidden_states",
             "return_logprob",
             "rid",
             "sampling_params",
@@ -143,6 +153,7 @@ OBJECTS: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "event_loop",
             "is_pause",
+            "model_config",
             "model_update_lock",
             "rid_to_state",
             "server_args",
