@@ -34,10 +34,10 @@ COORDINATION_S = {"agree_s": 5e-3, "quiesce_s": 3e-3, "collect_s": 4e-3, "rebind
 REQUEST_S = 1e-4
 # The host's work for requests with log-probabilities, (seconds a request, seconds a token of its context): `pat bench
 # switch` with 1024 requests of 64 and of 8192 tokens, the least of 8 runs on one core of an AMD EPYC which
-# others used as well. 1024 requests of 8192 tokens from tp 1 to tp 8: 0.27 s measured, 0.26 s by these.
-WRITE = (8e-5, 17e-9)
-PLACE = (1.5e-5, 16e-9)
-TAKE = (4.3e-5, 5e-9)
+# others used as well. 1024 requests of 8192 tokens from tp 1 to tp 8: 0.21 s in a single run, 0.18 s by these.
+WRITE = (5e-5, 18e-9)
+PLACE = (1.1e-5, 8e-9)
+TAKE = (4.2e-5, 4e-9)
 BF16 = 2  # bytes a number
 
 
