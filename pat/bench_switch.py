@@ -23,7 +23,7 @@ from rich.table import Table
 from pat import provenance
 from pat.engine import sglang_api as sg
 from pat.engine.board import Board, board_bytes
-from pat.engine.cpu import environment
+from pat.engine.cpu import environment, stand_ins
 from pat.engine.shared import shared_folder
 from pat.layout import Layout
 
@@ -106,7 +106,7 @@ def run(requests: int, tokens: int, ranks: int, sizes: tuple[int, int], out: Pat
     """Write ``switch.json`` to ``out`` and print it. tokens: of each request, an eighth of them its prompt."""
     environment.prepare()
     if not environment.has_accelerator():
-        environment.add_stubs()
+        stand_ins.add()
     layouts = Layout(ranks, sizes[0]), Layout(ranks, sizes[1])
     prompt = tokens // 8
     reqs = make(requests, prompt, tokens - prompt)
