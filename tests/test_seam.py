@@ -227,6 +227,7 @@ def test_what_the_engine_uses_of_sglangs_objects_is_in_the_table():
         (str(file.relative_to(PACKAGE)), *use)
         for file in (PACKAGE / "engine").rglob("*.py")
         for use in used(file.read_text(), OBJECTS)
+        if not use[1].startswith("pat_")  # what PAT itself notes on an object
     }
     assert len(found) > 100
     assert {one for one in found if one[1:] not in listed} == set()

@@ -232,7 +232,7 @@ def test_the_hosts_work_for_many_long_requests_is_in_the_model():
     """`pat bench switch` measured 0.21 s for these, besides what each request takes to be queued (REQUEST_S)."""
     link = systems.Link(Curve((0.0, 1e18), (0.0, 1.0)), "of no cost")
     shapes = [(requests, context) for requests in (8, 64, 512, 1024) for context in (512, 8192)]
-    table, _ = switches.tables(ModelSpec.of("Llama-3.1-8B"), 8, (1, 8), shapes, link, lambda *_: 0.0, lambda *_: 0.0)
+    table, _ = switches.tables(ModelSpec.of("Llama-3.1-8B"), 8, (1, 8), shapes, link, *[lambda *_: 0.0] * 3)
     seconds = SwitchModel.fit(table).seconds(1, 8, 1024, 1024 * 8192, "migrate")
     assert 0.16 < seconds - switches.REQUEST_S * 1024 < 0.26
 
