@@ -1,7 +1,7 @@
-"""Attributes of SGLang's objects that PAT reads or sets, read in SGLang 0.5.23; methods are in ``sglang_api.METHODS``.
+"""Attributes and methods of SGLang's objects that PAT uses or overrides, read in SGLang 0.5.23.
 
-By the name that such an object has in pat/engine: a test finds what is used there and not listed here. Setting one
-that is gone would do nothing, and say nothing.
+Attributes by the name that such an object has in pat/engine: a test finds what is used there and not listed here.
+Setting one that is gone would do nothing, and say nothing.
 """
 
 # name: (class in sglang_api.NAMES, attributes)
@@ -170,3 +170,96 @@ OBJECTS: dict[str, tuple[str, tuple[str, ...]]] = {
 WITH_OVERLAP = ("result_queue",)
 # Set by name, where no look at the class finds it.
 COMMUNICATORS = ("flush_cache_communicator",)
+
+# (class in sglang_api.NAMES, method, parameters that it must take)
+METHODS = (
+    ("Engine", "shutdown", ("self",)),
+    ("Engine", "_launch_scheduler_processes", ("server_args", "port_args", "run_scheduler_process_func")),
+    ("TokenizerManager", "init_request_dispatcher", ("self",)),
+    ("TokenizerManager", "generate_request", ("self", "obj", "request")),
+    ("TokenizerManager", "_send_one_request", ("self", "tokenized_obj")),
+    ("TokenizerManager", "_dispatch_to_scheduler", ("self", "obj")),
+    ("TokenizerManager", "_async_dispatch_to_scheduler", ("self", "obj")),
+    ("TokenizerManager", "abort_request", ("self", "rid", "abort_all")),
+    ("TokenizerManager", "handle_loop", ("self",)),
+    ("TokenizerManager", "_handle_batch_output", ("self", "recv_obj")),
+    ("TokenizerManager", "_create_tokenized_object", ("self", "obj", "input_text", "input_ids")),
+    ("TokenizerManager", "flush_cache", ("self", "timeout_s")),
+    ("DetokenizerManager", "event_loop", ("self",)),
+    ("TokenizerManager", "auto_create_handle_loop", ("self",)),
+    ("TokenizerManager", "_wait_for_model_update_from_disk", ("self", "obj")),
+    ("TokenizerManager", "_weight_update_session_call", ("self", "communicator", "obj")),
+    ("TokenizerManager", "release_memory_occupation", ("self", "obj", "request")),
+    ("TokenizerManager", "resume_memory_occupation", ("self", "obj", "request")),
+    ("TokenizerManager", "update_weights_from_disk", ("self", "obj", "request")),
+    ("TokenizerManager", "update_weights_from_tensor", ("self", "obj", "request")),
+    ("TokenizerManager", "update_weights_from_distributed", ("self", "obj", "request")),
+    ("TokenizerManager", "update_weights_from_ipc", ("self", "obj", "request")),
+    ("TokenizerManager", "check_weights", ("self", "obj", "request")),
+    ("TokenizerManager", "continue_generation", ("self", "obj")),
+    ("TokenizerManager", "_update_model_path_info", ("self", "model_path", "load_format")),
+    ("SignalHandler", "running_phase_sigquit_handler", ("self", "signum", "frame")),
+    ("Scheduler", "init_tp_model_worker", ("self",)),
+    ("Scheduler", "run_event_loop", ("self",)),
+    ("Scheduler", "run_batch", ("self", "batch")),
+    ("Scheduler", "process_batch_result", ("self", "batch", "result")),
+    ("Scheduler", "on_idle", ("self",)),
+    ("Scheduler", "send_abort_output", ("self", "abort_req", "req")),
+    ("Scheduler", "set_internal_state", ("self", "recv_req")),
+    ("Scheduler", "pause_generation", ("self", "recv_req")),
+    ("Scheduler", "continue_generation", ("self", "recv_req")),
+    ("Scheduler", "flush_cache", ("self", "empty_cache")),
+    ("Scheduler", "_add_request_to_queue", ("self", "req")),
+    ("DataParallelController", "event_loop", ("self",)),
+    ("DataParallelController", "init_dispatcher", ("self",)),
+    ("DataParallelController", "send_control_message", ("self", "obj")),
+    ("DataParallelController", "_refresh_active_workers", ("self",)),
+    ("WeightUpdater", "update_weights_from_disk", ("self", "model_path", "load_format", "weight_name_filter")),
+    ("ModelRunner", "init_attention_backends", ("self",)),
+    ("ModelRunner", "init_cuda_graphs", ("self",)),
+    ("GroupCoordinator", "all_reduce", ("self", "input_")),
+    ("GroupCoordinator", "all_gather", ("self", "input_", "dim", "output_tensor_list")),
+    ("GroupCoordinator", "all_gather_into_tensor", ("self", "output", "input")),
+    ("SamplingBatchInfo", "from_schedule_batch", ("batch", "vocab_size")),
+    ("Sampler", "_preprocess_logits", ("self", "logits", "sampling_info")),
+    ("Sampler", "_sample_from_probs", ("self", "probs", "sampling_info", "positions", "simple_sampling_case")),
+    ("MHATokenToKVPool", "_build_kv_buffer_descs", ("self",)),
+    ("MHATokenToKVPool", "_init_data_ptrs_and_strides", ("self",)),
+    ("TokenToKVPoolAllocator", "alloc", ("self", "need_size")),
+    ("TokenToKVPoolAllocator", "clear", ("self",)),
+    ("ReqToTokenPool", "alloc", ("self", "reqs")),
+    ("ReqToTokenPool", "write", ("self", "indices", "values")),
+    ("BasePrefixCache", "lock", ("self", "node")),
+    ("BasePrefixCache", "prefix_device_indices", ("self", "req")),
+    ("BasePrefixCache", "supports_prefix_sharing", ("self",)),
+    ("Req", "finished", ("self",)),
+    ("Req", "refresh_fill_ids", ("self",)),
+    ("SchedulerReqTimeStats", "new_from_obj", ("obj",)),
+    ("SchedulerReqTimeStats", "set_metrics_collector", ("self", "collector")),
+    ("SubprocessWatchdog", "stop", ("self",)),
+    ("TokenizerManager", "set_internal_state", ("self", "obj")),
+    ("TokenizerManager", "update_weights_from_disk", ("self", "obj")),
+    ("TokenizerManager", "config_value", ("self", "name")),
+    ("TokenizerManager", "flush_cache", ("self",)),
+    (
+        "ScheduleBatch",
+        "init_new",
+        (
+            "reqs",
+            "req_to_token_pool",
+            "token_to_kv_pool_allocator",
+            "tree_cache",
+            "model_config",
+            "enable_overlap",
+            "spec_algorithm",
+        ),
+    ),
+    ("ScheduleBatch", "prepare_for_prebuilt", ("self",)),
+    ("FutureMap", "stash", ("self", "future_indices", "payload")),
+    ("ScheduleBatch", "cumulate_penalty_output_tokens", ("self",)),
+    ("SamplingBatchInfo", "copy_for_forward", ("self",)),
+    ("ModelRunner", "sample", ("self", "logits_output", "forward_batch")),
+    ("Penalizer", "cumulate_output_tokens", ("self", "output_ids")),
+    ("Penalizer", "apply", ("self", "logits")),
+    ("Penalizer", "is_prepared", ("self",)),
+)
