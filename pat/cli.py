@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pat import home
+from pat.cli_bench import bench_app
+from pat.cli_options import DEFAULT, ConfigPath, Experiment, Out, stage_of
 from pat.owner import Busy, only
-from pat.problems import ConfigError, Problem, shown
+from pat.problems import ConfigError, Problem
 
 if TYPE_CHECKING:  # every command imports what it needs: most are started often, and briefly
-    from pat.config import Section
+    pass
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,50 +26,11 @@ app = typer.Typer(
     epilog="Examples: pat doctor; pat train --help; all stages in their order: snakemake --profile local all",
 )
 
-DEFAULT = Path("config/config.yaml")
-ConfigPath = Annotated[
-    Path, typer.Option("--config", help="A configuration (YAML), or a stage's own part of it (JSON).")
-]
-Experiment = Annotated[str | None, typer.Option(help="Which experiment of the YAML file.")]
-Out = Annotated[Path | None, typer.Option(help="Folder of the experiment; results/EXPERIMENT if left out.")]
-
-
-def _stage(stage: str, path: Path, experiment: str | None, out: Path | None) -> tuple[Section, Path]:
-    """What ``stage`` reads of the configuration at ``path``, and the experiment's folder, made if need be."""
-    from pat import arms, configfile
-    from pat import config as schema
-
-    if path.suffix == ".json":
-        if not path.is_file():
-            raise ConfigError(Problem(("--config",), shown(str(path)), "a file that exists"))
-        config = schema.load_stage(path.read_text(encoding="utf-8"), stage)
-        out = out or path.parent.parent
-    else:
-        configs = configfile.load(path)
-        if experiment is None and len(configs) == 1:
-            experiment = next(iter(configs))
-        if experiment not in configs:
-            raise ConfigError(Problem(("--experiment",), shown(experiment), f"one of {', '.join(configs)}"))
-        config = schema.stage_config(configs[experiment], stage)
-        out = out or Path("results") / experiment
-    if stage.startswith("train-"):
-        arm = stage.removeprefix("train-")
-        if not arms.known(arm, config.tp_sizes):
-            raise ConfigError(Problem(("--arm",), shown(arm), f"one of {arms.allowed(config.tp_sizes)}"))
-    out.mkdir(parents=True, exist_ok=True)
-    if "SLURM_JOB_ID" in os.environ:
-        from pat import jobs
-        from pat.doctor import check_node
-
-        jobs.note(out, stage)
-        check_node(stage, config)
-    return config, out
-
 
 @app.command(epilog="Example: pat hardware --config config/ci.yaml --experiment ci-qwen3")
 def hardware(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out = None) -> None:
     """Find out what there is to run on."""
-    _, out = _stage("hardware", config, experiment, out)
+    _, out = stage_of("hardware", config, experiment, out)
     from pat import cluster
 
     with only(out, "hardware"):
@@ -78,7 +40,7 @@ def hardware(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: O
 @app.command(epilog="Example: pat assets --config config/ci.yaml --experiment ci-qwen3")
 def assets(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out = None) -> None:
     """Get the model and the prompts ready."""
-    cfg, out = _stage("assets", config, experiment, out)
+    cfg, out = stage_of("assets", config, experiment, out)
     from pat import assets
 
     with only(out, "assets"):
@@ -88,7 +50,7 @@ def assets(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out
 @app.command(epilog="Example: pat profile --config config/ci.yaml --experiment ci-qwen3")
 def profile(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out = None) -> None:
     """Time decode, prefill and switches in the real engine, or take them from published measurements."""
-    cfg, out = _stage("profile", config, experiment, out)
+    cfg, out = stage_of("profile", config, experiment, out)
     if cfg.profile.source == "aiconfigurator":
         from pat.predictor import reference as profile
     else:
@@ -101,7 +63,7 @@ def profile(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Ou
 @app.command(epilog="Example: pat predictor --config config/ci.yaml --experiment ci-qwen3")
 def predictor(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out = None) -> None:
     """Fit the latency and cost models to the profile."""
-    _, out = _stage("predictor", config, experiment, out)
+    _, out = stage_of("predictor", config, experiment, out)
     from pat.predictor import fit
 
     with only(out, "predictor"):
@@ -116,7 +78,7 @@ def train(
     out: Out = None,
 ) -> None:
     """Train with real verl and measure every iteration."""
-    cfg, out = _stage(f"train-{arm}", config, experiment, out)
+    cfg, out = stage_of(f"train-{arm}", config, experiment, out)
     from pat.rl import train
 
     with only(out, f"train-{arm}"):
@@ -126,7 +88,7 @@ def train(
 @app.command(epilog="Example: pat simulate --config config/ci.yaml --experiment ci-qwen3")
 def simulate(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out = None) -> None:
     """Simulate the generation stage in every arm, and the best schedule with the lengths known."""
-    cfg, out = _stage("simulate", config, experiment, out)
+    cfg, out = stage_of("simulate", config, experiment, out)
     model = out / "predictor" / "model.json"
     if not model.exists():
         raise ConfigError(Problem(("--out",), str(model), "a file that exists: run `pat predictor` first"))
@@ -139,7 +101,7 @@ def simulate(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: O
 @app.command(epilog="Example: pat report --config config/ci.yaml --experiment ci-qwen3")
 def report(config: ConfigPath = DEFAULT, experiment: Experiment = None, out: Out = None) -> None:
     """Write the report that compares the arms."""
-    cfg, out = _stage("report", config, experiment, out)
+    cfg, out = stage_of("report", config, experiment, out)
     from pat import jobs, report
 
     with only(out, "report"):
@@ -155,7 +117,7 @@ def track(
     out: Out = None,
 ) -> None:
     """Log a finished stage to MLflow."""
-    cfg, out = _stage("tracking", config, experiment, out)
+    cfg, out = stage_of("tracking", config, experiment, out)
     from pat import tracking
 
     read = out / "config" / f"{stage}.json"
@@ -175,64 +137,7 @@ def ui(
     ui.run(configfile.load(config), experiment, port)
 
 
-bench_app = typer.Typer(no_args_is_help=True, help="Measure parts by themselves.")
 app.add_typer(bench_app, name="bench")
-
-
-@bench_app.callback()
-def _bench() -> None:
-    """Measure parts by themselves."""
-
-
-@bench_app.command(epilog="Example: pat bench rollout --only a,c --repeats 3")
-def rollout(
-    config: ConfigPath = DEFAULT,
-    experiment: Experiment = None,
-    workloads: Annotated[Path, typer.Option(help="Workloads: a YAML file.")] = Path("config/workloads.yaml"),
-    only: Annotated[str, typer.Option(help="Some of them, as a,c; all if left out.")] = "",
-    repeats: Annotated[int, typer.Option(min=1, help="Generations of each arm and workload.")] = 5,
-    out: Annotated[Path, typer.Option(help="Where rollout.json and rollout.html go; continued there.")] = Path(
-        "results/bench"
-    ),
-) -> None:
-    """Replay generation stages in every arm, without training.
-
-    Reads the model and the predictor that the pipeline has left under results/EXPERIMENT.
-    """
-    from pat import workload
-
-    chosen = workload.load(workloads, [name for name in only.split(",") if name] or None)
-    cfg, folder = _stage("train-pat", config, experiment, None)
-    for needed in (folder / "model" / "config.json", folder / "predictor" / "model.json"):
-        if not needed.exists():
-            raise ConfigError(Problem(("--experiment",), str(needed), "a file that exists: run the pipeline first"))
-    from pat import bench
-
-    with only(out, "rollout"):
-        bench.run(cfg, folder, chosen, repeats, out)
-
-
-@bench_app.command(epilog="Example: pat bench decision --live 16,1024")
-def decision(
-    config: ConfigPath = DEFAULT,
-    experiment: Experiment = None,
-    live: Annotated[str, typer.Option(help="Numbers of live requests.")] = "16,64,1024",
-    out: Annotated[Path, typer.Option(help="Where decision.json goes.")] = Path("results/bench"),
-) -> None:
-    """Time the policy's decisions against a decode step and over a simulated generation.
-
-    Reads the predictor that the pipeline has left under results/EXPERIMENT.
-    """
-    cfg, folder = _stage("simulate", config, experiment, None)
-    predictor = folder / "predictor" / "model.json"
-    if not predictor.exists():
-        raise ConfigError(Problem(("--experiment",), str(predictor), "a file that exists: run `pat predictor` first"))
-    counts = [number.strip() for number in live.split(",")]
-    if not all(number.isdigit() and int(number) for number in counts):
-        raise ConfigError(Problem(("--live",), shown(live), "whole numbers from 1 on, as 16,64"))
-    from pat import bench_decision
-
-    bench_decision.run(cfg, predictor, [int(number) for number in counts], out)
 
 
 @app.command(epilog="Example: pat check --config config/ci.yaml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import importlib
 import inspect
 from collections.abc import Sequence
@@ -32,10 +33,23 @@ def _lost(value, parameters: Parameters) -> set[str]:
         return set(parameters)
 
 
+def attributes(kind: type) -> set[str]:
+    """What instances of a class have, as far as it can be told without one: also what its methods set on ``self``."""
+    found = set(dir(kind))
+    for parent in kind.__mro__:
+        found |= set(vars(parent).get("__annotations__", ()))
+        for member in vars(parent).values():
+            code = getattr(inspect.unwrap(member), "__code__", None) if callable(member) else None
+            if code is not None:
+                found |= {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
+    return found
+
+
 class Seam:
     """names: short name -> (dotted path, parameters that PAT passes; () for what is not called by keyword).
 
     methods: (short name of a class, method, parameters it must take), for methods that PAT overrides or wraps.
+    held: (short name of a class, attributes that its instances must have).
     """
 
     def __init__(
@@ -44,8 +58,10 @@ class Seam:
         written_for: str,
         names: dict[str, tuple[str, Parameters]],
         methods: tuple[tuple[str, str, Parameters], ...] = (),
+        held: Sequence[tuple[str, Sequence[str]]] = (),
     ) -> None:
         self.package, self.written_for, self.names, self.methods = package, written_for, names, methods
+        self.held = held
 
     def path(self, name: str) -> str:
         return self.names[name][0]
@@ -72,6 +88,13 @@ class Seam:
                 continue
             if lost := _lost(value, parameters):
                 found.append(f"{label} no longer takes {', '.join(sorted(lost))}")
+        for owner, wanted_of in self.held:
+            try:
+                lost = set(wanted_of) - attributes(resolve(self.path(owner)))
+            except (ImportError, AttributeError):
+                continue  # told above
+            if lost:
+                found.append(f"{self.path(owner)} no longer has {', '.join(sorted(lost))}")
         return found
 
     def require(self, owner: object, attributes: Sequence[str]) -> None:

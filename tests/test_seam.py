@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import pat
-from pat.seam import Seam, SeamError, resolve
+from pat.seam import Seam, SeamError, attributes, resolve
 
 PACKAGE = Path(pat.__file__).parent
 TABLES = {"sglang": PACKAGE / "engine" / "sglang_api.py", "verl": PACKAGE / "rl" / "verl_api.py"}
@@ -144,3 +144,90 @@ def test_an_object_without_an_attribute_that_pat_sets_is_an_error_that_names_it(
     seam.require(Path("."), ("name", "parent"))
     with pytest.raises(SeamError, match=r"lacks nest, nests; .* install pytest==0\.0"):
         seam.require(Path("."), ("name", "nest", "nests"))
+
+
+class Held:
+    typed: int
+
+    def __init__(self):
+        self.set_here = 1
+
+    def later(self, other):
+        self.set_later, other.of_another = 2, 3
+
+
+def test_attributes_that_a_class_sets_or_states_are_found_without_an_instance():
+    found = attributes(Held)
+    assert {"typed", "set_here", "set_later", "later"} <= found
+    assert "gone" not in found
+    table = Seam(
+        "pytest", "0.0", {"Held": ("tests.test_seam.Held", ())}, held=[("Held", ("typed", "gone", "set_here"))]
+    )
+    assert table.problems() == ["tests.test_seam.Held no longer has gone"]
+
+
+def used(source: str, objects: dict) -> set[tuple[str, str]]:
+    """(name of an object of ``objects``, attribute) wherever ``source`` reads or sets one; within a class that takes
+    the place of SGLang's, ``self`` is such an object and what the class itself defines is not meant.
+    """
+    ours = {"PatScheduler": "scheduler", "TokenizerManager": "tokenizer_manager"}
+    found = set()
+
+    def dotted(node) -> str | None:
+        if isinstance(node, ast.Name):
+            return node.id
+        if isinstance(node, ast.Attribute) and (base := dotted(node.value)):
+            return f"{base}.{node.attr}"
+        return None
+
+    def look(node, stands_for: str | None, own: set[str]) -> None:
+        if isinstance(node, ast.ClassDef):
+            stands_for = ours.get(node.name)
+            inside = list(ast.walk(node))
+            own = {n.name for n in inside if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+            own |= {n.attr for n in inside if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)}
+        if isinstance(node, ast.Attribute) and (base := dotted(node.value)):
+            if base == "self" and stands_for and node.attr not in own:
+                found.add((stands_for, node.attr))
+            parts = base.split(".")
+            for name in (".".join(parts[-2:]), parts[-1]):
+                if name in objects and base not in ("self.pool", "self.controller"):  # those two are PAT's
+                    found.add((name, node.attr))
+                    break
+        for child in ast.iter_child_nodes(node):
+            look(child, stands_for, own)
+
+    look(ast.parse(source), None, set())
+    return found
+
+
+def test_uses_of_listed_objects_are_found():
+    source = "class PatScheduler:\n def f(self):\n  self.mine = self.theirs\n  self.f()\n"
+    source += "scheduler.x.y = self.scheduler.z\nreq.kv.n\nself.pool.ours\n"
+    assert used(source, {"scheduler": 0, "req": 0, "req.kv": 0, "pool": 0}) == {
+        ("scheduler", "theirs"),
+        ("scheduler", "x"),
+        ("scheduler", "z"),
+        ("req", "kv"),
+        ("req.kv", "n"),
+    }
+
+
+def test_what_the_engine_uses_of_sglangs_objects_is_in_the_table():
+    from pat.engine.sglang_objects import COMMUNICATORS, METHODS, OBJECTS, WITH_OVERLAP
+
+    listed = {(name, attribute) for name, (_, attributes) in OBJECTS.items() for attribute in attributes}
+    listed |= {(name, method) for name, (kind, _) in OBJECTS.items() for owner, method, _ in METHODS if owner == kind}
+    listed |= {("scheduler", name) for name in WITH_OVERLAP}
+    listed |= {("tokenizer_manager", name) for name in COMMUNICATORS}
+    # The engine's tokenizer manager is PAT's own subclass.
+    listed |= {("tokenizer_manager", name) for name in ("buckets", "check_memory", "parameters", "sent")}
+    found = {
+        (str(file.relative_to(PACKAGE)), *use)
+        for file in (PACKAGE / "engine").rglob("*.py")
+        for use in used(file.read_text(), OBJECTS)
+        if not use[1].startswith("pat_")  # what PAT itself notes on an object
+    }
+    assert len(found) > 100
+    assert {one for one in found if one[1:] not in listed} == set()
+    assert {name for _, name, _ in found} >= {"scheduler", "runner", "req", "req.kv", "batch", "controller", "pool"}

@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -18,9 +17,10 @@ import polars as pl
 
 from pat.engine import checkpoint, one_device, records, refusals, trace, watch
 from pat.engine import sglang_api as sg
-from pat.engine.board import Board
+from pat.engine.board import Board, board_bytes
 from pat.engine.controller import Controller
 from pat.engine.cpu import environment
+from pat.engine.cpu.allreduce import mailbox_bytes
 from pat.engine.device import visible_devices
 from pat.engine.errors import EngineDead
 from pat.engine.settings import VARIABLE, KvCosts, Settings
@@ -31,7 +31,6 @@ from pat.engine.weight_updates import WeightUpdates
 from pat.layout import Layout
 from pat.model import ModelSpec
 from pat.policy import Policy
-from pat.seam import SeamError
 
 environment.prepare()
 
@@ -78,9 +77,8 @@ class Engine(Unsupported, WeightUpdates, Switching, sg.Engine):
         checkpoint.check_complete(self.parameters, kwargs)
         self.kv_costs = kv_costs or _guess_costs(config, kwargs.get("dtype"))
         start_resource_tracker()
-        shared = shared_folder("engine")
-        meet = f"tcp://127.0.0.1:{_free_port()}"
-        self.settings = Settings(ranks, tp_sizes, meet, str(shared), deadline_s, graph_memory_bytes, one_device)
+        shared = shared_folder("engine", _shared_bytes(ranks, tp_sizes, one_device))
+        self.settings = Settings(ranks, tp_sizes, str(shared), deadline_s, graph_memory_bytes, one_device)
         self.layout = Layout(ranks, self.settings.base)
         self.max_new_tokens = max_new_tokens
         self.switches: list[dict] = []
@@ -155,8 +153,7 @@ class Engine(Unsupported, WeightUpdates, Switching, sg.Engine):
 
     def _take_over_processes(self) -> None:
         """Watch SGLang's processes in its watchdog's place. Raises RuntimeError if PAT is not in all of them."""
-        if not hasattr(self.tokenizer_manager, "rid_to_state"):
-            raise SeamError(f"SGLang's tokenizer manager keeps no rid_to_state: install sglang=={sg.seam.written_for}")
+        sg.check_tokenizer_manager(self.tokenizer_manager)
         watchdog = self.tokenizer_manager._subprocess_watchdog
         watchdog.stop()
         names = [f"the {name}" if "detokenizer" in name else watch.CONTROLLER for name in watchdog._names]
@@ -289,7 +286,10 @@ def _guess_costs(config: dict, dtype: str | None) -> KvCosts:
     return KvCosts.guess(ModelSpec.from_hf(config), itemsize, environment.has_accelerator())
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def _shared_bytes(ranks: int, tp_sizes: tuple[int, ...], one_device: bool) -> int:
+    """What an engine's folder takes from its start on: a board a rank, and where ranks meet on the host mailboxes."""
+    mailboxes = 0
+    if one_device or not environment.has_accelerator():
+        sizes = {*tp_sizes, ranks} - {1}
+        mailboxes = sum(ranks // tp * mailbox_bytes(tp) for tp in sizes)
+    return ranks * board_bytes() + mailboxes

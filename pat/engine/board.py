@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from pat.engine.shared import allocate
+
 MAX_LIVE = 8192  # requests of one rank; more are counted, but not listed
 MAX_STEPS = 1 << 16  # ring of steps
 RECORD_BYTES = 1 << 16
@@ -52,12 +54,21 @@ def request_key(rid: str) -> int:
     return int.from_bytes(hashlib.blake2b(rid.encode(), digest_size=8).digest(), "big") >> 1
 
 
+def _sizes() -> list[int]:
+    return [HEADER.itemsize, LIVE.itemsize * MAX_LIVE, STEP.itemsize * MAX_STEPS, RECORD_BYTES]
+
+
+def board_bytes() -> int:
+    """What the board of one rank takes."""
+    return sum(_sizes())
+
+
 class Board:
     """The shared part of one rank. ``create`` by the engine before its processes start, ``open`` in each."""
 
-    def __init__(self, path: Path, mode: str) -> None:
-        sizes = [HEADER.itemsize, LIVE.itemsize * MAX_LIVE, STEP.itemsize * MAX_STEPS, RECORD_BYTES]
-        memory = np.memmap(path, dtype=np.uint8, mode=mode, shape=(sum(sizes),))
+    def __init__(self, path: Path) -> None:
+        sizes = _sizes()
+        memory = np.memmap(path, dtype=np.uint8, mode="r+", shape=(sum(sizes),))
         ends = np.cumsum(sizes)
         header, live, steps, record = (memory[end - size : end] for end, size in zip(ends, sizes, strict=True))
         self.header = header.view(HEADER)[0:1]
@@ -65,18 +76,22 @@ class Board:
 
     @classmethod
     def create(cls, directory: Path, rank: int) -> Board:
-        return cls(directory / f"board.{rank}", "w+")
+        """Raises NoRoom."""
+        path = directory / f"board.{rank}"
+        allocate(path, sum(_sizes()))
+        return cls(path)
 
     @classmethod
     def open(cls, directory: Path, rank: int) -> Board:
-        return cls(directory / f"board.{rank}", "r+")
+        return cls(directory / f"board.{rank}")
 
     # --- written by the rank -------------------------------------------------------------------------------
-    def show_live(self, requests: list[tuple[int, int, int]]) -> None:
-        """Publish the live requests: (key of the request id, prompt tokens, generated tokens) of each."""
+    def show_live(self, requests: np.ndarray | list[tuple[int, int, int]]) -> None:
+        """Publish the live requests: (key of the request id, prompt tokens, generated tokens) of each, as LIVE."""
         count = min(len(requests), MAX_LIVE)
+        rows = np.asarray(requests[:count], dtype=LIVE)
         self.header["version"] += 1  # odd: being written
-        self.live[:count] = np.array(requests[:count], dtype=LIVE)
+        self.live[:count] = rows
         self.header["live"] = len(requests)
         self.header["version"] += 1
 

@@ -66,7 +66,7 @@ class Groups:
             single = {name: built[name] for name in SINGLE_GROUPS if name in built and built[name].world_size == 1}
             self.topology[tp] = widths(layout, rank) | follow | single
         # Now, so that what NCCL takes is known when SGLang sizes the KV pool, and no switch waits for it.
-        for group in {id(g): g for g in (self.world, *(t["tp_group"] for t in self.topology.values()))}.values():
+        for group in self.all():
             device.connect(group.device_group)
 
     def started(self, deadline_s: float) -> None:
@@ -74,8 +74,12 @@ class Groups:
 
         The exchange of KV is one. Custom all-reduce and what is in CUDA graphs is not torch's, and has no deadline.
         """
-        for group in {id(g): g for g in (self.world, *map(self.tp_group, self.topology))}.values():
+        for group in self.all():
             sg.set_group_timeout(timedelta(seconds=deadline_s), group.device_group)
+
+    def all(self) -> list:
+        """The groups that this rank is in, each once."""
+        return list({id(group): group for group in (self.world, *map(self.tp_group, self.topology))}.values())
 
     def tp_group(self, tp: int):
         return self.topology[tp]["tp_group"]

@@ -1,20 +1,23 @@
 """The KV cache of unfinished requests under another layout: which heads go where, and the move itself.
 
 A token's KV is [kv heads, head dim] a layer. Rank q of the new layout needs, for each request dealt to its
-replica, its own heads of every token; some rank of the request's old replica has them. One all-to-all a layer
-moves them straight between the ranks concerned, so that no more than one layer is in flight.
+replica, its own heads of every token; some rank of the request's old replica has them. All-to-alls layer by layer
+move them straight between the ranks concerned, in chunks, so that little memory is taken beside the pool.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from pat.layout import Layout
+
+LIMIT_BYTES = 256 << 20  # most that a rank receives at a time
 
 
 @dataclass(frozen=True)
@@ -48,25 +51,30 @@ def senders(old: Layout, new: Layout, source: int, receiver: int, kv_heads: int)
     return {sender: range(heads[0], heads[-1] + 1) for sender, heads in taken.items()}
 
 
-@dataclass
-class _Side:
-    """What one rank sends to (or gets from) one peer a layer: token locations in the pool, local heads."""
+@dataclass(frozen=True)
+class _Pair:
+    """What one rank sends another: ``tokens`` tokens, of each the heads ``out`` at the sender, ``into`` there."""
 
-    heads: slice
-    locations: list[torch.Tensor]
+    tokens: int
+    out: slice
+    into: slice
 
-    def close(self, head_dims: Sequence[int]) -> None:
-        self.index = torch.cat(self.locations)
-        self.shapes = [(len(self.index), self.heads.stop - self.heads.start, dim) for dim in head_dims]
-        self.sizes = [math.prod(shape) for shape in self.shapes]
+    @property
+    def heads(self) -> int:
+        return self.out.stop - self.out.start
+
+    def chunk(self, number: int, chunks: int) -> slice:
+        """The tokens of one of ``chunks`` even chunks."""
+        return slice(self.tokens * number // chunks, self.tokens * (number + 1) // chunks)
 
 
 class Exchange:
     """One rank's half of moving a set of requests; ``run_layer`` is called for each layer, in order, on all ranks.
 
-    moves: the same list on every rank. old_locations / new_locations: pool locations [end - start] of each move
-    on this rank, None where this rank's replica is not its source / target. like: K and V of a layer of the pool
-    [.., head dim]. Buffers for one layer are taken here, where a rank without memory for them can still say so.
+    moves: the same list on every rank. like: K and V of a layer of the pool [.., head dim]. limit_bytes: most that is
+    received at a time. Buffers are taken here, where nothing has been touched and a rank without memory for them can
+    still say so: one K or V of the layer to send, which must be read before the new layout, in the same memory, is
+    written; and at most ``limit_bytes`` to receive. Every rank knows all moves, and so how many chunks each makes.
     """
 
     def __init__(
@@ -76,68 +84,112 @@ class Exchange:
         rank: int,
         kv_heads: int,
         moves: Sequence[Move],
-        old_locations: Sequence[torch.Tensor | None],
-        new_locations: Sequence[torch.Tensor | None],
         like: Sequence[torch.Tensor],
+        limit_bytes: int = LIMIT_BYTES,
     ) -> None:
-        self.world, self.rank = old.ranks, rank
-        self.sends: dict[int, _Side] = {}
-        self.receives: dict[int, _Side] = {}
-        first_old, first_new = old.kv_heads(rank, kv_heads).start, new.kv_heads(rank, kv_heads).start
-        for move, here, there in zip(moves, old_locations, new_locations, strict=True):
-            if move.source == old.replica(rank):
-                for receiver in new.replicas[move.target]:
-                    heads = senders(old, new, move.source, receiver, kv_heads).get(rank)
-                    if heads:
-                        self._add(self.sends, receiver, here, heads, first_old)
-            if move.target == new.replica(rank):
-                for sender, heads in senders(old, new, move.source, rank, kv_heads).items():
-                    self._add(self.receives, sender, there, heads, first_new)
-        for side in (*self.sends.values(), *self.receives.values()):
-            side.close([buffer.shape[-1] for buffer in like])
-        self.send_sizes, self.receive_sizes = (
-            [sum(sides[peer].sizes) if peer in sides else 0 for peer in range(self.world)]
-            for sides in (self.sends, self.receives)
+        self.old, self.new, self.rank, self.moves = old, new, rank, moves
+        self.dims = [buffer.shape[-1] for buffer in like]
+        between = Counter()
+        for move in moves:
+            between[move.source, move.target] += move.tokens
+        self.pairs: dict[tuple[int, int], _Pair] = {}  # by (sender, receiver)
+        for (source, target), tokens in between.items():
+            for receiver in new.replicas[target]:
+                for sender, heads in senders(old, new, source, receiver, kv_heads).items():
+                    first_out, first_in = old.kv_heads(sender, kv_heads).start, new.kv_heads(receiver, kv_heads).start
+                    out, into = (slice(heads.start - first, heads.stop - first) for first in (first_out, first_in))
+                    self.pairs[sender, receiver] = _Pair(tokens, out, into)
+        limit, both = limit_bytes // like[0].element_size(), tuple(range(len(self.dims)))
+        together = max(self._most(both, 1, side) for side in (0, 1)) <= limit
+        self.passes = [
+            (kinds, self._chunks(kinds, limit)) for kinds in ([both] if together else [(kind,) for kind in both])
+        ]
+        out, into = (
+            max(self._numbers(kinds, count, side, rank) for kinds, count in sized)
+            for side, sized in ((0, [(kinds, 1) for kinds, _ in self.passes]), (1, self.passes))
         )
-        self.outgoing = like[0].new_empty(sum(self.send_sizes))
-        self.incoming = like[0].new_empty(sum(self.receive_sizes))
+        self.outgoing, self.incoming = like[0].new_empty(out), like[0].new_empty(into)
 
-    @staticmethod
-    def _add(sides: dict[int, _Side], peer: int, locations: torch.Tensor, heads: range, first: int) -> None:
-        local = slice(heads.start - first, heads.stop - first)
-        side = sides.setdefault(peer, _Side(local, []))
-        assert side.heads == local, "a pair of ranks exchanges the same heads for every request"
-        side.locations.append(locations)
+    def _numbers(self, kinds: tuple[int, ...], chunks: int, side: int, rank: int) -> int:
+        """Most numbers that a chunk of ``rank`` has as sender (side 0) or receiver (side 1)."""
+        width = sum(self.dims[kind] for kind in kinds)
+        ours = (pair for ranks, pair in self.pairs.items() if ranks[side] == rank)
+        return sum(-(-pair.tokens // chunks) * pair.heads * width for pair in ours)
+
+    def _most(self, kinds: tuple[int, ...], chunks: int, side: int) -> int:
+        return max(self._numbers(kinds, chunks, side, rank) for rank in range(self.old.ranks))
+
+    def _chunks(self, kinds: tuple[int, ...], limit: int) -> int:
+        """The fewest chunks of which no rank receives more than ``limit`` numbers; one token a peer is the least."""
+        longest = max((pair.tokens for pair in self.pairs.values()), default=1)
+        chunks = max(1, -(-self._most(kinds, 1, 1) // max(limit, 1)))
+        while chunks < longest and self._most(kinds, chunks, 1) > limit:
+            chunks += 1
+        return min(chunks, longest)
+
+    def locate(
+        self, old_locations: Sequence[torch.Tensor | None], new_locations: Sequence[torch.Tensor | None]
+    ) -> None:
+        """Pool locations [end - start] of each move; None where this rank's replica is not its source / target."""
+        self.sends = self._indices(0, self.old.replica(self.rank), old_locations)
+        self.receives = self._indices(1, self.new.replica(self.rank), new_locations)
+
+    def _indices(self, side: int, ours: int, locations: Sequence[torch.Tensor | None]) -> dict[int, torch.Tensor]:
+        """{peer: locations of the tokens that go to it (side 0) or come from it (side 1)}, in the order of moves."""
+        by_replica: dict[int, list[torch.Tensor]] = {}
+        for move, where in zip(self.moves, locations, strict=True):
+            replicas = (move.source, move.target)
+            if replicas[side] == ours:
+                by_replica.setdefault(replicas[1 - side], []).append(where)
+        index = {replica: torch.cat(parts) for replica, parts in by_replica.items()}
+        layout = (self.new, self.old)[side]
+        peers = sorted(ranks[1 - side] for ranks in self.pairs if ranks[side] == self.rank)
+        return {peer: index[layout.replica(peer)] for peer in peers}
 
     def run_layer(
         self, old_kv: Sequence[torch.Tensor], new_kv: Sequence[torch.Tensor], group: dist.ProcessGroup
     ) -> int:
         """Move one layer. old_kv, new_kv: the layer's K and V as [tokens, heads of this rank, head dim] in the old
-        and the new layout (they may share storage: everything is read before anything is written).
+        and the new layout (they may share storage: of K, and of V, all is read before anything is written).
 
         Returns the bytes that left this rank for another.
         """
-        for peer, views in self._parts(self.sends, self.outgoing):
-            side = self.sends[peer]
-            for buffer, view in zip(old_kv, views, strict=True):
-                torch.index_select(buffer[:, side.heads], 0, side.index, out=view)
-        dist.all_to_all_single(self.incoming, self.outgoing, self.receive_sizes, self.send_sizes, group)
-        for peer, views in self._parts(self.receives, self.incoming):
-            side = self.receives[peer]
-            for buffer, view in zip(new_kv, views, strict=True):
-                buffer[side.index, side.heads] = view
-        return (len(self.outgoing) - self.send_sizes[self.rank]) * self.outgoing.element_size()
+        left = 0
+        for kinds, chunks in self.passes:
+            sizes, start = [], 0
+            for number in range(chunks):
+                size, parts = self._parts(self.outgoing[start:], kinds, number, chunks, 0)
+                for peer, kind, view in parts:
+                    pair = self.pairs[self.rank, peer]
+                    where = self.sends[peer][pair.chunk(number, chunks)]
+                    torch.index_select(old_kv[kind][:, pair.out], 0, where, out=view)
+                sizes.append((start, size))
+                start += sum(size)
+            for number, (start, send) in enumerate(sizes):
+                receive, parts = self._parts(self.incoming, kinds, number, chunks, 1)
+                outgoing, incoming = self.outgoing[start : start + sum(send)], self.incoming[: sum(receive)]
+                dist.all_to_all_single(incoming, outgoing, receive, send, group)
+                for peer, kind, view in parts:
+                    pair = self.pairs[peer, self.rank]
+                    new_kv[kind][self.receives[peer][pair.chunk(number, chunks)], pair.into] = view
+                left += len(outgoing) - send[self.rank]
+        return left * self.outgoing.element_size()
 
-    @staticmethod
-    def _parts(sides: dict[int, _Side], flat: torch.Tensor) -> Iterator[tuple[int, list[torch.Tensor]]]:
-        """(peer, its K and V in ``flat``, each [tokens, heads, head dim]), in the order of the peers."""
-        start = 0
-        for peer in sorted(sides):
-            views = []
-            for shape, size in zip(sides[peer].shapes, sides[peer].sizes, strict=True):
-                views.append(flat[start : start + size].view(shape))
-                start += size
-            yield peer, views
+    def _parts(
+        self, flat: torch.Tensor, kinds: tuple[int, ...], number: int, chunks: int, side: int
+    ) -> tuple[list[int], list[tuple[int, int, torch.Tensor]]]:
+        """Numbers a rank in a chunk, and (peer, kind, its part of ``flat`` as [tokens, heads, head dim])."""
+        sizes, parts, start = [0] * self.old.ranks, [], 0
+        for peer in (self.sends, self.receives)[side]:
+            pair = self.pairs[(self.rank, peer) if side == 0 else (peer, self.rank)]
+            piece = pair.chunk(number, chunks)
+            for kind in kinds:
+                shape = (piece.stop - piece.start, pair.heads, self.dims[kind])
+                count = math.prod(shape)
+                parts.append((peer, kind, flat[start : start + count].view(shape)))
+                sizes[peer] += count
+                start += count
+        return sizes, parts
 
 
 class Pool:

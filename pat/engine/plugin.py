@@ -14,9 +14,10 @@ from functools import partial
 
 from pat.engine import draw, endings, groups, loading, one_device, penalties, sampling
 from pat.engine import sglang_api as sg
-from pat.engine.board import Board, request_key
+from pat.engine.board import Board
 from pat.engine.cpu import environment, processes, stand_ins
 from pat.engine.cpu.allreduce import SharedMemoryCollectives, supported
+from pat.engine.live import LiveList
 from pat.engine.ordering import Counts, InOrder
 from pat.engine.settings import KV_CHOICES, KvCosts, Settings
 from pat.layout import Layout
@@ -53,16 +54,9 @@ def hook_scheduler(settings: Settings) -> None:
         stand_ins.add()
     hook, kind = sg.HookRegistry.register, sg.HookType
     hook(sg.path("Scheduler"), scheduler_class(settings), kind.REPLACE)
-    hook(
-        sg.path("init_parallel_groups"),
-        lambda original, **kwargs: groups.build(
-            settings,
-            backend="gloo" if settings.one_device else kwargs["backend"],
-            server_args=kwargs["server_args"],
-            gpu_id=kwargs["gpu_id"],
-        ),
-        kind.AROUND,
-    )
+    hosted = settings.one_device or on_cpu
+    mail = SharedMemoryCollectives(settings.path, settings.deadline_s) if hosted and supported() else None
+    hook(sg.path("init_parallel_groups"), _build_groups(settings, mail), kind.AROUND)
     controller = sg.path("DataParallelController")
     hook(f"{controller}.send_control_message", RouteToLeaders(settings), kind.AROUND)
     hook(
@@ -81,7 +75,6 @@ def hook_scheduler(settings: Settings) -> None:
     if on_cpu:
         hook(sg.path("set_envs_and_config"), lambda result, *_, **__: processes.use(), kind.AFTER)
         hook(f"{controller}.event_loop", controller_event_loop, kind.REPLACE)
-    mail = SharedMemoryCollectives(settings.path, settings.deadline_s) if supported() else None
     coordinator = sg.path("GroupCoordinator")
     if settings.one_device:
         host = one_device.HostCollectives(mail, sg.eager_on_graph)
@@ -93,9 +86,19 @@ def hook_scheduler(settings: Settings) -> None:
         hook(f"{coordinator}.all_gather", mail.all_gather, kind.AROUND)
 
 
+def _build_groups(settings: Settings, mail: SharedMemoryCollectives | None):
+    def around(original, *, backend, server_args, gpu_id, **_) -> None:
+        backend = "gloo" if settings.one_device else backend
+        groups.build(settings, backend=backend, server_args=server_args, gpu_id=gpu_id)
+        if mail:
+            mail.open(groups.current().all())
+
+    return around
+
+
 def scheduler_class(settings: Settings) -> type:
     """SGLang's scheduler with a switcher, a board, and answers from leaders only."""
-    from pat.engine import requests as unfinished
+    from pat.engine import resume
     from pat.engine.switch import Switcher
 
     class PatScheduler(sg.Scheduler):
@@ -108,6 +111,7 @@ def scheduler_class(settings: Settings) -> type:
             with endings.last_words(settings.path):
                 super().__init__(*args, **kwargs)
                 self.switcher = Switcher(self, settings, groups.current(), self.board)
+            self.live = LiveList(self.board)
             self._launches: deque[float] = deque()  # of steps whose result is not there yet: two with overlap
             self._busy_since: float | None = None
 
@@ -130,7 +134,7 @@ def scheduler_class(settings: Settings) -> type:
                 return super().set_internal_state(recv_req)
             done = self.switcher.switch(order_of(values))
             self._busy_since = None
-            self._show_live(self.running_batch)  # of the new layout, before anybody can decide on it
+            self._show_live()  # of the new layout, before anybody can decide on it
             return sg.SetInternalStateReqOutput(updated=done)
 
         def send_abort_output(self, abort_req, req) -> None:
@@ -146,7 +150,7 @@ def scheduler_class(settings: Settings) -> type:
             requests = len(batch.reqs)
             context = int(batch.seq_lens_cpu.sum())
             tokens = requests if decode else int(batch.extend_num_tokens or 0)
-            with unfinished.hidden_states_once(batch):
+            with resume.hidden_states_once(batch):
                 super().process_batch_result(batch, result)
             now, launched = time.monotonic(), self._launches.popleft()
             start = self._busy_since or launched
@@ -162,18 +166,13 @@ def scheduler_class(settings: Settings) -> type:
             self._busy_since = now
             self._show_live(batch)
 
-        def _show_live(self, batch) -> None:
-            if not self.switcher.is_leader:  # nobody reads a follower's
-                return
-            live = {r.rid: r for b in (self.running_batch, batch) for r in b.reqs if not r.finished()}
-            live.update((r.rid, r) for r in self.waiting_queue)
-            self.board.show_live(
-                [(request_key(rid), len(r.origin_input_ids), len(r.output_ids)) for rid, r in live.items()]
-            )
+        def _show_live(self, batch=None) -> None:
+            if self.switcher.is_leader:  # nobody reads a follower's
+                self.live.of(self, batch)
 
         def on_idle(self) -> None:
             self._busy_since = None
-            self._show_live(self.running_batch)  # SGLang may call it with requests waiting
+            self._show_live()  # SGLang may call it with requests waiting
             super().on_idle()
 
     return PatScheduler
@@ -181,7 +180,7 @@ def scheduler_class(settings: Settings) -> type:
 
 def order_of(values: dict):
     """The order that travels as numbers in a SetInternalStateReq; ``Engine.async_switch`` writes it."""
-    from pat.engine.switch import Order
+    from pat.engine.handover import Order
 
     kv = KV_CHOICES[int(values["pat_kv"])]
     costs = KvCosts.from_message(values) if kv == "auto" else None

@@ -1,40 +1,40 @@
-"""Unfinished requests at a switch: find them, carry them to other ranks, choose what of their KV moves, go on."""
+"""Unfinished requests at a switch: where their KV is, where they go, and what of their KV moves."""
 
 from __future__ import annotations
 
 import bisect
-import contextlib
-import pickle
-from array import array
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from pat.engine import sglang_api as sg
 from pat.engine.settings import KvCosts
 from pat.layout import deal, rebalance
 
 TOKEN = np.dtype(">i8")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Unfinished:
-    """One unfinished request as every rank knows it: where it was, and how much of its KV exists."""
+    """One unfinished request as every rank knows it: where it was, how long it is, how much of its KV exists.
 
-    req: object  # SGLang's Req
+    text: ids of its prompt's and its response's tokens, [prompt + generated] int64; where it is known which other
+    requests share a part of it, extra_key and cache_salt are equal. body: the rest of it, as bytes (``bodies``).
+    """
+
+    rid: str
     source: int  # replica of the old layout
+    prompt: int  # tokens
+    generated: int  # tokens
     kv_tokens: int  # tokens in KV, 0 when it must be prefilled anyway
-
-    @property
-    def tokens(self) -> array:
-        """Tokens whose KV exists."""
-        return (array("q", self.req.origin_input_ids) + array("q", self.req.output_ids))[: self.kv_tokens]
+    extra_key: str | None
+    cache_salt: str | None
+    text: np.ndarray
+    body: np.ndarray | None = None
 
     @property
     def length(self) -> int:
-        return len(self.req.origin_input_ids) + len(self.req.output_ids)
+        return self.prompt + self.generated
 
 
 def kv_locations(scheduler) -> dict[str, torch.Tensor]:
@@ -53,28 +53,6 @@ def kv_locations(scheduler) -> dict[str, torch.Tensor]:
             row = scheduler.req_to_token_pool.req_to_token[req.kv.req_pool_idx, :tokens]
             found[req.rid] = row.long()  # long() copies: the row is freed by the retraction
     return found
-
-
-def pack(reqs: list, kv_tokens: dict[str, int]) -> bytes:
-    """The requests as bytes, without the handles that belong to this process."""
-    for req in reqs:
-        req.tokenizer = None
-        req.metrics_collector = None
-        if hasattr(req.time_stats, "metrics_collector"):
-            req.time_stats.metrics_collector = None
-    return pickle.dumps([(req, kv_tokens.get(req.rid, 0)) for req in reqs])
-
-
-def unpack(data: bytes, source: int) -> list[Unfinished]:
-    return [Unfinished(req, source, kv_tokens) for req, kv_tokens in pickle.loads(data)]
-
-
-def adopt(scheduler, req) -> None:
-    """Give a request that came from bytes the handles of this process."""
-    collector = scheduler.metrics_collector if scheduler.metrics_reporter.enable_metrics else None
-    req.tokenizer, req.metrics_collector = scheduler.tokenizer, collector
-    req.time_stats = sg.SchedulerReqTimeStats.new_from_obj(req.time_stats)
-    req.time_stats.set_metrics_collector(collector)
 
 
 def assign(requests: list[Unfinished], replicas: int) -> list[int]:
@@ -99,8 +77,10 @@ class _Prefixes:
 
 def _common_tokens(a: bytes, b: bytes) -> int:
     length = min(len(a), len(b)) // TOKEN.itemsize
-    different = np.flatnonzero(np.frombuffer(a, TOKEN, length) != np.frombuffer(b, TOKEN, length))
-    return int(different[0]) if len(different) else length
+    # Equal is equal in any order of bytes, and in this machine's own the comparison is fast.
+    different = np.frombuffer(a, np.int64, length) != np.frombuffer(b, np.int64, length)
+    first = int(different.argmax()) if length else 0
+    return first if length and different[first] else length
 
 
 @dataclass(frozen=True)
@@ -150,73 +130,16 @@ def place(
     for request, target in zip(requests, targets, strict=True):
         shared = 0
         if request.kv_tokens:
-            present = np.array(request.tokens, dtype=TOKEN).tobytes()
-            there = earlier.setdefault((target, request.req.extra_key, request.req.cache_salt), _Prefixes())
+            there = earlier.setdefault((target, request.extra_key, request.cache_salt), _Prefixes())
+            present = request.text[: request.kv_tokens].astype(TOKEN).tobytes() if sharing else b""
             shared = there.shared(present) if sharing else 0
             needed = request.kv_tokens - shared + 1
             if needed <= room[target] and free_rows[target]:
                 room[target] -= needed
                 free_rows[target] -= 1
-                there.add(present)
+                if sharing:
+                    there.add(present)
             else:
                 request, shared = replace(request, kv_tokens=0), 0
         placed.append(Placed(request, target, shared))
     return placed
-
-
-def admit(scheduler, arrived: list[tuple[Placed, torch.Tensor]]) -> None:
-    """Let requests whose KV is in the pool decode on: what SGLang does with KV that another process prefilled.
-
-    arrived: each with the pool locations [kv_tokens - shared] of its KV after the shared prefix, in the order of
-    ``place``. Their next step is a decode step; there is no prefill, not even of one token.
-    """
-    if not arrived:
-        return
-    tree, rows = scheduler.tree_cache, scheduler.req_to_token_pool
-    for placed, locations in arrived:
-        request = placed.request
-        req, tokens = request.req, request.kv_tokens
-        req.refresh_fill_ids()
-        match = sg.match_kv_cache(req, tree, req.full_untruncated_fill_ids, max_prefix_len=tokens)
-        if match.cache_protected_len is None:
-            req.kv.cache_protected_len = req.prefix_len
-        if req.prefix_len != placed.shared:
-            raise AssertionError(f"request {req.rid}: {req.prefix_len} tokens are in the cache, not {placed.shared}")
-        req.lock = tree.lock(req.last_node)
-        if rows.alloc([req]) is None:
-            raise RuntimeError(f"no row for request {req.rid} in a pool of {rows.size}")
-        if placed.shared:
-            rows.write((req.kv.req_pool_idx, slice(0, placed.shared)), tree.prefix_device_indices(req))
-        rows.write((req.kv.req_pool_idx, slice(placed.shared, tokens)), locations)
-        req.kv.kv_allocated_len = req.kv.kv_committed_len = req.extend_end = tokens
-        sg.checkpoint_kv_cache(req, tree)  # now, so that the next request finds what it shares
-    batch = sg.ScheduleBatch.init_new(
-        [placed.request.req for placed, _ in arrived],
-        rows,
-        scheduler.token_to_kv_pool_allocator,
-        tree,
-        scheduler.model_config,
-        scheduler.enable_overlap,
-        scheduler.spec_algorithm,
-    )
-    batch.prepare_for_prebuilt()
-    last = torch.tensor([req.output_ids[-1] for req in batch.reqs], dtype=torch.int64, device=batch.device)
-    scheduler.future_map.stash(batch.req_pool_indices, sg.RelayPayload(bonus_tokens=last))
-    scheduler.running_batch = batch
-
-
-@contextlib.contextmanager
-def hidden_states_once(batch) -> Iterator[None]:
-    """Around SGLang's handling of a step's results: a request that is prefilled again gets one new hidden state.
-
-    SGLang would add those of its whole context, most of which it has had.
-    """
-    again = [
-        (req, len(req.hidden_states))
-        for req in (batch.reqs if batch.return_hidden_states and batch.forward_mode.is_extend() else ())
-        if req.return_hidden_states is True and req.output_ids
-    ]
-    yield
-    for req, before in again:
-        if len(req.hidden_states) > before:  # a list of [hidden] for each token of the context, as if it were one
-            req.hidden_states[before:] = [req.hidden_states[before][-1]]

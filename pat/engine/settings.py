@@ -61,8 +61,7 @@ class KvCosts:
 class Settings:
     """One engine: its ranks, the sizes it may take (ascending), and where its processes meet.
 
-    init_method: rendezvous of the ranks' world, ``tcp://host:port``
-    directory: shared-memory directory of this engine (board, mailboxes)
+    directory: shared-memory directory of this engine (boards, mailboxes, where the ranks meet)
     deadline_s: longest that any phase of a switch or any collective may take, seconds
     graph_memory_bytes: device memory that the graphs and attention backends of one size may take; None: 5 % of it
     one_device: all ranks are on one device
@@ -70,7 +69,6 @@ class Settings:
 
     ranks: int
     tp_sizes: tuple[int, ...]
-    init_method: str
     directory: str
     deadline_s: float
     graph_memory_bytes: int | None = None
@@ -90,6 +88,11 @@ class Settings:
     def switch_deadline_s(self) -> float:
         """Longest that a whole switch may take, waiting for the end of a step included, seconds."""
         return 7 * self.deadline_s
+
+    @property
+    def init_method(self) -> str:
+        """Rendezvous of the ranks' world: a file, for which no port must be free; all ranks are of one machine."""
+        return f"file://{self.directory}/meet"
 
     @property
     def path(self) -> Path:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import FunctionType
 
-from pat.seam import Seam, SeamError
+from pat.engine.sglang_objects import COMMUNICATORS, METHODS, OBJECTS, WITH_OVERLAP
+from pat.seam import Seam, SeamError, attributes
 
 NAMES = {
     # process start-up and hooks
@@ -119,6 +120,9 @@ NAMES = {
     "FutureMap": ("sglang.srt.managers.overlap_utils.FutureMap", ()),
     "RelayPayload": ("sglang.srt.managers.overlap_utils.RelayPayload", ("bonus_tokens",)),
     "Penalizer": ("sglang.srt.sampling.penaltylib.orchestrator._BatchedPenalizer", ()),
+    "ReqKvInfo": ("sglang.srt.managers.schedule_batch.ReqKvInfo", ()),
+    "ReqLogprob": ("sglang.srt.managers.schedule_batch.ReqLogprob", ()),
+    "SamplingParams": ("sglang.srt.sampling.sampling_params.SamplingParams", ("max_new_tokens",)),
     "SamplingBatchInfo": (
         "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo",
         (
@@ -162,127 +166,6 @@ NAMES = {
     "set_random_seed": ("sglang.srt.utils.set_random_seed", ("seed",)),
 }
 
-METHODS = (
-    ("Engine", "shutdown", ("self",)),
-    ("Engine", "_launch_scheduler_processes", ("server_args", "port_args", "run_scheduler_process_func")),
-    ("TokenizerManager", "init_request_dispatcher", ("self",)),
-    ("TokenizerManager", "generate_request", ("self", "obj", "request")),
-    ("TokenizerManager", "_send_one_request", ("self", "tokenized_obj")),
-    ("TokenizerManager", "_dispatch_to_scheduler", ("self", "obj")),
-    ("TokenizerManager", "_async_dispatch_to_scheduler", ("self", "obj")),
-    ("TokenizerManager", "abort_request", ("self", "rid", "abort_all")),
-    ("TokenizerManager", "handle_loop", ("self",)),
-    ("TokenizerManager", "_handle_batch_output", ("self", "recv_obj")),
-    ("TokenizerManager", "_create_tokenized_object", ("self", "obj", "input_text", "input_ids")),
-    ("TokenizerManager", "flush_cache", ("self", "timeout_s")),
-    ("DetokenizerManager", "event_loop", ("self",)),
-    ("TokenizerManager", "auto_create_handle_loop", ("self",)),
-    ("TokenizerManager", "_wait_for_model_update_from_disk", ("self", "obj")),
-    ("TokenizerManager", "_weight_update_session_call", ("self", "communicator", "obj")),
-    ("TokenizerManager", "release_memory_occupation", ("self", "obj", "request")),
-    ("TokenizerManager", "resume_memory_occupation", ("self", "obj", "request")),
-    ("TokenizerManager", "update_weights_from_disk", ("self", "obj", "request")),
-    ("TokenizerManager", "update_weights_from_tensor", ("self", "obj", "request")),
-    ("TokenizerManager", "update_weights_from_distributed", ("self", "obj", "request")),
-    ("TokenizerManager", "update_weights_from_ipc", ("self", "obj", "request")),
-    ("TokenizerManager", "check_weights", ("self", "obj", "request")),
-    ("TokenizerManager", "continue_generation", ("self", "obj")),
-    ("TokenizerManager", "_update_model_path_info", ("self", "model_path", "load_format")),
-    ("SignalHandler", "running_phase_sigquit_handler", ("self", "signum", "frame")),
-    ("Scheduler", "init_tp_model_worker", ("self",)),
-    ("Scheduler", "run_event_loop", ("self",)),
-    ("Scheduler", "run_batch", ("self", "batch")),
-    ("Scheduler", "process_batch_result", ("self", "batch", "result")),
-    ("Scheduler", "on_idle", ("self",)),
-    ("Scheduler", "send_abort_output", ("self", "abort_req", "req")),
-    ("Scheduler", "set_internal_state", ("self", "recv_req")),
-    ("Scheduler", "pause_generation", ("self", "recv_req")),
-    ("Scheduler", "continue_generation", ("self", "recv_req")),
-    ("Scheduler", "flush_cache", ("self", "empty_cache")),
-    ("Scheduler", "_add_request_to_queue", ("self", "req")),
-    ("DataParallelController", "event_loop", ("self",)),
-    ("DataParallelController", "init_dispatcher", ("self",)),
-    ("DataParallelController", "send_control_message", ("self", "obj")),
-    ("DataParallelController", "_refresh_active_workers", ("self",)),
-    ("WeightUpdater", "update_weights_from_disk", ("self", "model_path", "load_format", "weight_name_filter")),
-    ("ModelRunner", "init_attention_backends", ("self",)),
-    ("ModelRunner", "init_cuda_graphs", ("self",)),
-    ("GroupCoordinator", "all_reduce", ("self", "input_")),
-    ("GroupCoordinator", "all_gather", ("self", "input_", "dim", "output_tensor_list")),
-    ("GroupCoordinator", "all_gather_into_tensor", ("self", "output", "input")),
-    ("SamplingBatchInfo", "from_schedule_batch", ("batch", "vocab_size")),
-    ("Sampler", "_preprocess_logits", ("self", "logits", "sampling_info")),
-    ("Sampler", "_sample_from_probs", ("self", "probs", "sampling_info", "positions", "simple_sampling_case")),
-    ("MHATokenToKVPool", "_build_kv_buffer_descs", ("self",)),
-    ("MHATokenToKVPool", "_init_data_ptrs_and_strides", ("self",)),
-    ("TokenToKVPoolAllocator", "alloc", ("self", "need_size")),
-    ("TokenToKVPoolAllocator", "clear", ("self",)),
-    ("ReqToTokenPool", "alloc", ("self", "reqs")),
-    ("ReqToTokenPool", "write", ("self", "indices", "values")),
-    ("BasePrefixCache", "lock", ("self", "node")),
-    ("BasePrefixCache", "prefix_device_indices", ("self", "req")),
-    ("BasePrefixCache", "supports_prefix_sharing", ("self",)),
-    ("Req", "refresh_fill_ids", ("self",)),
-    (
-        "ScheduleBatch",
-        "init_new",
-        (
-            "reqs",
-            "req_to_token_pool",
-            "token_to_kv_pool_allocator",
-            "tree_cache",
-            "model_config",
-            "enable_overlap",
-            "spec_algorithm",
-        ),
-    ),
-    ("ScheduleBatch", "prepare_for_prebuilt", ("self",)),
-    ("FutureMap", "stash", ("self", "future_indices", "payload")),
-    ("ScheduleBatch", "cumulate_penalty_output_tokens", ("self",)),
-    ("SamplingBatchInfo", "copy_for_forward", ("self",)),
-    ("ModelRunner", "sample", ("self", "logits_output", "forward_batch")),
-    ("Penalizer", "cumulate_output_tokens", ("self", "output_ids")),
-    ("Penalizer", "apply", ("self", "logits")),
-    ("Penalizer", "is_prepared", ("self",)),
-)
-
-# What a switch reads from or sets on SGLang's objects. Setting one that is gone would do nothing, and say nothing.
-SCHEDULER = (
-    "attn_tp_cpu_group",
-    "attn_tp_group",
-    "dp_tp_cpu_group",
-    "dp_tp_group",
-    "enable_overlap",
-    "future_map",
-    "idle_sleeper",
-    "ipc_channels",
-    "last_batch",
-    "max_queued_requests",
-    "max_running_requests",
-    "max_total_num_tokens",
-    "metrics_collector",
-    "metrics_reporter",
-    "model_config",
-    "new_token_ratio_tracker",
-    "req_to_token_pool",
-    "running_batch",
-    "spec_algorithm",
-    "tokenizer",
-    "tp_cpu_group",
-    "tp_group",
-    "tp_size",
-    "tp_worker",
-    "tree_cache",
-    "token_to_kv_pool_allocator",
-    "waiting_queue",
-    "_engine_paused",
-    "_prefill_decode_interval_remaining",
-)
-RUNNER = (
-    *("model", "sampler", "device", "server_args", "token_to_kv_pool", "model_config", "load_config"),
-    "graph_memory_usage",
-)
-POOL = ("k_buffer", "v_buffer", "size", "head_num", "row_dim", "v_row_dim", "head_dim", "v_head_dim", "kv_cache_layout")
 # SGLang's penalties, and where each keeps what it has counted [requests, ...].
 COUNTED = {
     "BatchedFrequencyPenalizer": "cumulated_frequency_penalties",
@@ -291,7 +174,7 @@ COUNTED = {
     "BatchedMinNewTokensPenalizer": "len_output_tokens",
 }
 
-seam = Seam("sglang", "0.5.23", NAMES, METHODS)
+seam = Seam("sglang", "0.5.23", NAMES, METHODS, list(OBJECTS.values()))
 path = seam.path
 
 
@@ -306,10 +189,29 @@ def check() -> None:
 
 
 def check_scheduler(scheduler) -> None:
-    """Raise SeamError if a scheduler, its model runner or its KV pool lacks what a switch needs."""
+    """Raise SeamError if a scheduler, or an object that it holds, lacks what PAT uses of it.
+
+    Called while the scheduler is made: what the loop with overlap makes is told by the class alone.
+    """
     runner = scheduler.tp_worker.model_runner
-    for owner, names in ((scheduler, SCHEDULER), (runner, RUNNER), (runner.token_to_kv_pool, POOL)):
-        seam.require(owner, names)
+    live = {
+        "scheduler": scheduler,
+        "runner": runner,
+        "pool": runner.token_to_kv_pool,
+        "allocator": scheduler.token_to_kv_pool_allocator,
+        "req_to_token_pool": scheduler.req_to_token_pool,
+        "batch": scheduler.running_batch,
+    }
+    for name, owner in live.items():
+        seam.require(owner, OBJECTS[name][1])
+    if scheduler.enable_overlap and (lost := set(WITH_OVERLAP) - attributes(type(scheduler))):
+        raise SeamError(f"SGLang's overlapping scheduler has no {', '.join(lost)}: install sglang=={seam.written_for}")
+
+
+def check_tokenizer_manager(manager) -> None:
+    """Raise SeamError if SGLang's tokenizer manager, or its watchdog, lacks what PAT uses of it."""
+    seam.require(manager, OBJECTS["tokenizer_manager"][1] + COMMUNICATORS)
+    seam.require(manager._subprocess_watchdog, OBJECTS["watchdog"][1])
 
 
 def shutdown(engine, end_processes: Callable[[], object]) -> None:

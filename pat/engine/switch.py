@@ -10,25 +10,25 @@ from __future__ import annotations
 
 import json
 import logging
-import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import torch
 import torch.distributed as dist
 
 from pat.engine import draw
-from pat.engine import requests as unfinished
 from pat.engine import sglang_api as sg
 from pat.engine.board import Board
 from pat.engine.errors import SwitchError
 from pat.engine.faults import Faults
 from pat.engine.groups import Groups
-from pat.engine.kv import Exchange, Move, Pool
+from pat.engine.handover import Handover, Order
+from pat.engine.kv import Pool
 from pat.engine.one_device import BREAKABLE
-from pat.engine.requests import Placed, Unfinished
+from pat.engine.resume import adopt
 from pat.engine.rows import FusedRows
 from pat.engine.runtime import Runtimes
-from pat.engine.settings import KvCosts, Settings
+from pat.engine.settings import Settings
+from pat.engine.stop import Stop
 from pat.engine.transaction import Record, SwitchAborted, Transaction
 from pat.engine.weights import Place, bind, build_model, check_bound
 from pat.layout import Layout
@@ -36,20 +36,6 @@ from pat.layout import Layout
 log = logging.getLogger("sglang.pat")
 # Parts of SGLang's scheduler that keep the pool's size for themselves.
 CAPACITY_HOLDERS = ("pool_stats_observer", "invariant_checker", "kv_events_publisher", "load_inquirer")
-
-
-@dataclass(frozen=True)
-class Order:
-    """What the engine asks of all ranks. costs: for "auto", what moving and prefilling a request's KV take.
-
-    rebalance: if ``tp`` is the present size, spread the unfinished requests anew.
-    """
-
-    tp: int
-    epoch: int
-    kv: str
-    costs: KvCosts | None = None
-    rebalance: bool = False
 
 
 class Switcher:
@@ -112,23 +98,26 @@ class Switcher:
         record = self._record = Record(order.epoch, self.layout.tp, order.tp, order.kv)
         ranks = Transaction(record, self.settings, self.board, self.rank, self.groups)
         old, agreed = self.layout, False
-        self._stopped, self._held = False, self.scheduler._engine_paused  # held: by the engine's user, who goes on
+        stop, handover = Stop(self.scheduler, self.runtimes.device), None
         try:
             self._agree(ranks.shared("agree", lambda: (order, self.layout.tp, self.epoch)))
             agreed = True
             new = Layout(self.settings.ranks, order.tp)
             if old != new or order.rebalance:
-                locations = ranks.phase("quiesce", self._quiesce)
-                packed = ranks.shared("collect", lambda: self._pack(locations))
-                plan, exchange = ranks.phase("move", lambda: self._prepare(new, self._unpack(packed), locations, order))
-                ranks.phase("exchange", lambda: self._exchange(new, exchange))
+                handover = Handover(self.scheduler, self.settings, self.pool, self.rank, (old, new), record)
+                locations = ranks.phase("quiesce", stop.now)
+                rows = ranks.shared("collect", lambda: handover.collect(locations))
+                ranks.phase("move", lambda: handover.prepare(rows, order))
+                ranks.phase("exchange", lambda: handover.exchange(self.groups.world.device_group))
                 ranks.last_phase("rebind", lambda: self._rebind(new))
-                ranks.last_phase("resume", lambda: self._resume(plan))
+                ranks.last_phase("resume", lambda: (handover.resume(), stop.go_on()))
         except SwitchAborted as error:
             record.error = str(error)
             log.error("PAT: switch %d from tp %d to tp %d undone: %s", order.epoch, old.tp, order.tp, error)
             if agreed:  # on some rank requests may have been stopped
-                self._roll_back(old)
+                self._roll_back(old, stop)
+        if handover is not None:
+            handover.close()
         self.epoch = order.epoch
         self.board.show_switch(asdict(record), self.layout.tp, order.epoch)
         return record.error is None
@@ -142,103 +131,6 @@ class Switcher:
             raise SwitchAborted(f"tp {order.tp} is not one of this engine's sizes {self.settings.tp_sizes}")
         if order.epoch != epoch + 1:
             raise SwitchAborted(f"switch {order.epoch} does not follow switch {epoch}")
-
-    def _quiesce(self) -> dict[str, torch.Tensor]:
-        """Stop at a step boundary and take all requests out of SGLang's batches.
-
-        Returns {request id: pool locations of its KV}. The overlap scheduler has launched a step whose tokens are
-        not known yet: its result is taken first, so that the requests are what they are after that step.
-        """
-        scheduler, overlap = self.scheduler, self.scheduler.enable_overlap
-        if overlap and scheduler.last_batch:
-            scheduler.process_batch_result(*scheduler.result_queue.popleft())
-        self.runtimes.device.synchronize()
-        locations = unfinished.kv_locations(scheduler)
-        scheduler.enable_overlap = False  # the result that SGLang would take now has been taken
-        self._queue_limit, scheduler.max_queued_requests = scheduler.max_queued_requests, None  # for new requests
-        try:
-            scheduler.pause_generation(sg.PauseGenerationReqInput(mode="retract"))
-        finally:
-            scheduler.enable_overlap = overlap
-        self._stopped = True
-        return locations
-
-    def _pack(self, locations: dict[str, torch.Tensor]) -> bytes:
-        """This replica's unfinished requests, from its leader."""
-        kv_tokens = {rid: len(where) for rid, where in locations.items()}
-        return unfinished.pack(self.scheduler.waiting_queue, kv_tokens) if self.is_leader else b""
-
-    def _unpack(self, packed: list[bytes]) -> list[Unfinished]:
-        """Every unfinished request of the group, in the same order on all ranks."""
-        return [
-            request
-            for replica, leader in enumerate(self.layout.leaders)
-            for request in unfinished.unpack(packed[leader], replica)
-        ]
-
-    def _prepare(
-        self,
-        new: Layout,
-        requests: list[Unfinished],
-        locations: dict[str, torch.Tensor],
-        order: Order,
-    ) -> tuple[list[tuple[Placed, torch.Tensor | None]], Exchange | None]:
-        """Deal the requests to the new replicas and make room for their KV.
-
-        Returns what this rank takes over (with the pool locations of its KV after the shared prefix, None where it
-        is prefilled), and the exchange that brings the KV, None if there is none to bring.
-        """
-        scheduler, record, rank = self.scheduler, self._record, self.rank
-        if not scheduler.flush_cache(empty_cache=False):
-            raise RuntimeError("SGLang's cache could not be flushed: requests are still running")
-        placed = unfinished.place(
-            requests,
-            new.dp,
-            tokens=self.pool.resize(len(new.kv_heads(rank, self.pool.kv_heads))),
-            rows=min(scheduler.req_to_token_pool.size, scheduler.max_running_requests),
-            sharing=scheduler.tree_cache.supports_prefix_sharing(),
-            kv=order.kv,
-            costs=order.costs,
-            same_layout=new == self.layout,
-        )
-        moves, here, there, plan = [], [], [], []
-        for item in placed:
-            request = item.request
-            move = Move(request.source, item.target, item.shared, request.kv_tokens)
-            fresh = None
-            if item.target == new.replica(rank):
-                if request.kv_tokens:
-                    fresh = scheduler.token_to_kv_pool_allocator.alloc(move.tokens)
-                    if fresh is None:
-                        raise MemoryError(f"no room for {move.tokens} tokens of KV of request {request.req.rid}")
-                plan.append((item, fresh))
-            if move.tokens:
-                mine = move.source == self.layout.replica(rank)
-                moves.append(move)
-                here.append(locations[request.req.rid][item.shared :] if mine else None)
-                there.append(fresh)
-        stays = new == self.layout  # then what stays at its replica is not counted as moved
-        record.unfinished = len(requests)
-        record.requests_moved = sum(not stays or item.target != item.request.source for item in placed)
-        record.kv_tokens_moved = sum(move.tokens for move in moves if not stays or move.source != move.target)
-        record.kv_tokens_recomputed = sum(
-            p.request.length for p in placed if not p.request.kv_tokens and p.request.req.output_ids
-        )
-        if not moves:
-            return plan, None
-        like = (self.pool.base_k[0], self.pool.base_v[0])
-        return plan, Exchange(self.layout, new, rank, self.pool.kv_heads, moves, here, there, like)
-
-    def _exchange(self, new: Layout, exchange: Exchange | None) -> None:
-        """Move the KV, layer by layer; every rank or none has something to exchange."""
-        if exchange is None:
-            return
-        begin = time.monotonic()
-        heads = [len(layout.kv_heads(self.rank, self.pool.kv_heads)) for layout in (self.layout, new)]
-        for layer in range(self.pool.layers):
-            old_kv, new_kv = (self.pool.layer(layer, count) for count in heads)
-            self._record.bytes_moved += exchange.run_layer(old_kv, new_kv, self.groups.world.device_group)
-        self._record.exchange_s = time.monotonic() - begin
 
     def _point(self, new: Layout) -> None:
         """Let SGLang see the groups, the pool and the order of the weights' rows of ``new``."""
@@ -281,23 +173,7 @@ class Switcher:
         for holder in CAPACITY_HOLDERS:
             object.__setattr__(getattr(scheduler, holder), "max_total_num_tokens", tokens)  # some are frozen
 
-    def _resume(self, plan: list[tuple[Placed, torch.Tensor | None]]) -> None:
-        scheduler = self.scheduler
-        scheduler.waiting_queue.clear()
-        for item, _ in plan:
-            unfinished.adopt(scheduler, item.request.req)
-        unfinished.admit(scheduler, [(item, where) for item, where in plan if where is not None])
-        for item, where in plan:
-            if where is None:
-                scheduler._add_request_to_queue(item.request.req)
-        self._go_on()
-
-    def _go_on(self) -> None:
-        self.scheduler.max_queued_requests = self._queue_limit
-        if not self._held:
-            self.scheduler.continue_generation(sg.ContinueGenerationReqInput(torch_empty_cache=False))
-
-    def _roll_back(self, old: Layout) -> None:
+    def _roll_back(self, old: Layout, stop: Stop) -> None:
         """Go on in the old layout with the requests that this rank had; their KV is prefilled again.
 
         The ranks of a replica must be alike: one that failed before it had stopped stops now, as the others did.
@@ -305,12 +181,12 @@ class Switcher:
         """
         scheduler = self.scheduler
         try:
-            if not self._stopped:
-                self._quiesce()
+            if not stop.done:
+                stop.now()
             for req in scheduler.waiting_queue:
-                unfinished.adopt(scheduler, req)
+                adopt(scheduler, req)
             scheduler.flush_cache(empty_cache=False)
             self.pool.resize(len(old.kv_heads(self.rank, self.pool.kv_heads)))
-            self._go_on()
+            stop.go_on()
         except Exception as exception:
             raise SwitchError(f"rank {self.rank} could not undo a switch ({self._record.error})") from exception

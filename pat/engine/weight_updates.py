@@ -82,7 +82,7 @@ class WeightUpdates:
         return await asyncio.shield(asyncio.ensure_future(self._load_bucket(tensors, flush_cache)))
 
     async def _load_bucket(self, tensors: list[tuple[str, torch.Tensor]], flush_cache: bool) -> tuple[bool, str]:
-        folder = shared_folder("tensors")
+        folder = shared_folder("tensors", sum(tensor.nbytes for _, tensor in tensors))
         self.tokenizer_manager.buckets.add(str(folder))
         try:
             await asyncio.to_thread(_write, tensors, folder)

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from pat.engine.device import named_once
-from pat.engine.shared import shared_folder
+from pat.engine.shared import require_room, shared_folder
 from pat.rl import verl_api as verl
 from pat.rl.server import Server
 
@@ -103,11 +103,14 @@ class Adapter(verl.BaseRollout):
             for _ in _full_tensors(weights):
                 pass
             return
-        folder = shared_folder("weights")
+        # What comes is counted bucket by bucket; it is about as much as the checkpoint that training began with.
+        checkpoint = Path(self.model_config.local_path)
+        folder = shared_folder("weights", sum(file.stat().st_size for file in checkpoint.glob("*.safetensors")))
         try:
             for number, bucket in enumerate(_buckets(_full_tensors(weights))):
+                require_room(folder, "a bucket of new weights", sum(tensor.nbytes for tensor in bucket.values()))
                 save_file(bucket, folder / f"model-{number:05d}.safetensors")
-            for file in Path(self.model_config.local_path).glob("*.json"):
+            for file in checkpoint.glob("*.json"):
                 if "index" not in file.name:
                     shutil.copy(file, folder)
             await self.server.load_weights.remote(str(folder), global_steps)

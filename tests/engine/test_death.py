@@ -99,8 +99,8 @@ def delay_at_the_end(folder):
 def test_a_rank_that_starts_late_is_waited_for_beyond_the_deadline_of_a_switch(model_folder, monkeypatch, late):
     begun = []
 
-    def folder(name):
-        made = shared_folder(name)
+    def folder(name, needed):
+        made = shared_folder(name, needed)
         begun.append(threading.Thread(target=late, args=(made,), daemon=True))
         begun[0].start()
         return made
@@ -196,8 +196,8 @@ def test_a_process_that_ends_while_the_engine_starts(model_folder, monkeypatch, 
         atexit, "unregister", lambda function: (forgotten.append(function.__name__), unregister(function))
     )
 
-    def shared_folder(purpose):
-        folders.append(before(purpose))
+    def shared_folder(purpose, needed):
+        folders.append(before(purpose, needed))
         return folders[-1]
 
     def kill():

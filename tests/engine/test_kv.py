@@ -28,6 +28,7 @@ LAYERS, SLOTS, HEAD_DIMS = (
     (3, 5),
 )  # K and V differ in their last dimension, so that a mix-up cannot pass
 DEADLINE_S = 120.0
+LIMITS = (1 << 20, 200)  # bytes received at a time: all at once, and in many chunks
 CASES = list(itertools.product(KV_HEADS, (1, 2, 4), (1, 2, 4)))
 
 
@@ -96,7 +97,7 @@ class Plan:
                 plan.after.append((tokens, new_at))
         return plan
 
-    def exchange(self, old: Layout, new: Layout, rank: int, kv_heads: int) -> Exchange:
+    def exchange(self, old: Layout, new: Layout, rank: int, kv_heads: int, **limit) -> Exchange:
         here = [
             torch.tensor(at) if move.source == old.replica(rank) else None
             for move, (_, at) in zip(self.moves, self.before, strict=True)
@@ -106,7 +107,9 @@ class Plan:
             for move, (_, at) in zip(self.moves, self.after, strict=True)
         ]
         like = [torch.empty(1, dim) for dim in HEAD_DIMS]
-        return Exchange(old, new, rank, kv_heads, self.moves, here, there, like)
+        exchange = Exchange(old, new, rank, kv_heads, self.moves, like, **limit)
+        exchange.locate(here, there)
+        return exchange
 
 
 @pytest.mark.parametrize("ranks", [4, 8])
@@ -116,11 +119,12 @@ def test_the_plan_writes_each_token_and_head_once_and_both_sides_agree_on_it(ran
         plan = Plan.draw(old, new, number)
         exchanges = [plan.exchange(old, new, rank, kv_heads) for rank in range(ranks)]
         for rank, exchange in enumerate(exchanges):
+            into = {peer: exchange.pairs[peer, rank].into for peer in exchange.receives}
             written = Counter(
                 (int(at), head)
-                for side in exchange.receives.values()
-                for at in side.index
-                for head in range(side.heads.start, side.heads.stop)
+                for peer, index in exchange.receives.items()
+                for at in index
+                for head in range(into[peer].start, into[peer].stop)
             )
             wanted = Counter(
                 (int(at), head)
@@ -130,11 +134,27 @@ def test_the_plan_writes_each_token_and_head_once_and_both_sides_agree_on_it(ran
                 for head in range(len(new.kv_heads(rank, kv_heads)))
             )
             assert written == wanted
-            for peer, side in exchange.sends.items():
-                other = exchanges[peer].receives[rank]
-                assert [len(at) for at in side.locations] == [len(at) for at in other.locations]
-                assert side.heads.stop - side.heads.start == other.heads.stop - other.heads.start
+            for peer, index in exchange.sends.items():
+                assert len(index) == len(exchanges[peer].receives[rank]) == exchange.pairs[rank, peer].tokens
             assert {peer for peer, e in enumerate(exchanges) if rank in e.receives} == set(exchange.sends)
+
+
+@pytest.mark.parametrize("limit_bytes", [40, 400, 1 << 20])
+def test_what_is_received_at_a_time_is_bounded_and_all_ranks_count_the_same_chunks(limit_bytes):
+    for number, (kv_heads, tp_from, tp_to) in enumerate(pairs(8)):
+        old, new = Layout(8, tp_from), Layout(8, tp_to)
+        plan = Plan.draw(old, new, number)
+        exchanges = [plan.exchange(old, new, rank, kv_heads, limit_bytes=limit_bytes) for rank in range(8)]
+        assert len({tuple(exchange.passes) for exchange in exchanges}) == 1
+        for exchange in exchanges:
+            least = max(HEAD_DIMS) * sum(  # a token of each peer
+                pair.heads for (_, receiver), pair in exchange.pairs.items() if receiver == exchange.rank
+            )
+            assert exchange.incoming.nbytes <= max(limit_bytes, least * 4)
+            sent = [pair for (sender, _), pair in exchange.pairs.items() if sender == exchange.rank]
+            layer = sum(pair.tokens * pair.heads for pair in sent) * sum(HEAD_DIMS) * 4
+            assert exchange.outgoing.nbytes <= (layer if len(exchange.passes) == 1 else layer * 5 / 8)
+            assert (len(exchange.passes) == 1) == (limit_bytes == 1 << 20)
 
 
 # --- four real processes --------------------------------------------------------------------------------
@@ -164,13 +184,13 @@ def pool_of(keys, values, tokens: int, kv_heads: int) -> Pool:
     return Pool(SimpleNamespace(k_buffer=keys, v_buffer=values, **kind), SimpleNamespace(size=tokens), kv_heads, tokens)
 
 
-def move_and_compare(kv_heads: int, old: Layout, new: Layout, rank: int, seed: int) -> dict:
+def move_and_compare(kv_heads: int, old: Layout, new: Layout, rank: int, seed: int, limit_bytes: int) -> dict:
     """Carry out one plan; {"sent": bytes that left this rank, "wrong": the first wrong number or None}."""
     plan = Plan.draw(old, new, seed)
     storage = [[torch.full((SLOTS, kv_heads, d), torch.nan) for _ in range(LAYERS)] for d in HEAD_DIMS]
     pool = pool_of(storage[0], storage[1], SLOTS - 1, kv_heads)
     old_heads, new_heads = old.kv_heads(rank, kv_heads), new.kv_heads(rank, kv_heads)
-    exchange, sent, wrong = plan.exchange(old, new, rank, kv_heads), 0, None
+    exchange, sent, wrong = plan.exchange(old, new, rank, kv_heads, limit_bytes=limit_bytes), 0, None
     for layer in range(LAYERS):
         old_kv, new_kv = pool.layer(layer, len(old_heads)), pool.layer(layer, len(new_heads))
         for move, (tokens, at) in zip(plan.moves, plan.before, strict=True):
@@ -200,7 +220,10 @@ def run_all_cases(rank: int, folder: str) -> None:
     limit = timedelta(seconds=DEADLINE_S)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD, timeout=limit)
     results = [
-        move_and_compare(kv_heads, Layout(WORLD, tp_from), Layout(WORLD, tp_to), rank, seed)
+        [
+            move_and_compare(kv_heads, Layout(WORLD, tp_from), Layout(WORLD, tp_to), rank, seed, limit_bytes)
+            for limit_bytes in LIMITS
+        ]
         for seed, (kv_heads, tp_from, tp_to) in enumerate(CASES)
     ]
     with open(f"{folder}/{rank}.json", "w") as file:
@@ -238,7 +261,7 @@ def bytes_between_ranks(plan: Plan, kv_heads: int, old: Layout, new: Layout) -> 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "kv{}-tp{}-to-tp{}".format(*case))
 def test_four_processes_put_every_head_where_it_belongs_and_touch_nothing_else(exchanged, case):
-    assert [result["wrong"] for result in exchanged[case]] == [None] * WORLD
+    assert [[one["wrong"] for one in results] for results in exchanged[case]] == [[None] * len(LIMITS)] * WORLD
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "kv{}-tp{}-to-tp{}".format(*case))
@@ -246,8 +269,8 @@ def test_no_byte_travels_that_need_not(exchanged, case):
     kv_heads, tp_from, tp_to = case
     old, new = Layout(WORLD, tp_from), Layout(WORLD, tp_to)
     plan = Plan.draw(old, new, CASES.index(case))
-    sent = sum(result["sent"] for result in exchanged[case])
-    assert sent == bytes_between_ranks(plan, kv_heads, old, new)
+    sent = [sum(results[way]["sent"] for results in exchanged[case]) for way in range(len(LIMITS))]
+    assert sent == [bytes_between_ranks(plan, kv_heads, old, new)] * len(LIMITS)
 
 
 @pytest.mark.parametrize(("heads", "tokens"), [(8, 99), (4, 199), (2, 399), (1, 799), (3, 265)])

@@ -1,28 +1,27 @@
 """Unfinished requests at a switch: what of their KV is shared, where they go, and what is carried along."""
 
-from array import array
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat.engine.requests import Unfinished, assign, kv_locations, pack, place, unpack
+from pat.engine.requests import Unfinished, assign, kv_locations, place
 from pat.engine.settings import KvCosts
 
 TOKENS = st.lists(st.integers(0, 2), max_size=6)  # few tokens, so that many requests share a beginning
 
 
 def request(prompt, output=(), kv_tokens=None, extra_key=None, cache_salt=None, source=0) -> Unfinished:
-    req = SimpleNamespace(
-        rid="r",
-        origin_input_ids=array("q", prompt),
-        output_ids=array("q", output),
-        extra_key=extra_key,
-        cache_salt=cache_salt,
-    )
-    return Unfinished(req, source, len(prompt) + len(output) if kv_tokens is None else kv_tokens)
+    text = np.array([*prompt, *output], np.int64)
+    kv_tokens = len(text) if kv_tokens is None else kv_tokens
+    return Unfinished("r", source, len(prompt), len(output), kv_tokens, extra_key, cache_salt, text)
+
+
+def in_kv(one: Unfinished) -> list[int]:
+    return one.text[: one.kv_tokens].tolist()
 
 
 @st.composite
@@ -38,7 +37,7 @@ PLENTY = {"tokens": 10_000, "rows": 100, "sharing": True, "costs": None}
 
 def branch(placed):
     """What must be equal for two requests to share KV."""
-    return placed.target, placed.request.req.extra_key, placed.request.req.cache_salt
+    return placed.target, placed.request.extra_key, placed.request.cache_salt
 
 
 @settings(deadline=None)
@@ -46,7 +45,7 @@ def branch(placed):
 def test_a_prefix_is_shared_if_an_earlier_request_of_the_target_has_it(some, replicas):
     there = set()
     for placed in place(some, replicas, **PLENTY):
-        tokens = list(placed.request.tokens)
+        tokens = in_kv(placed.request)
         prefixes = [(branch(placed), tuple(tokens[: i + 1])) for i in range(len(tokens))]
         assert placed.shared == sum(prefix in there for prefix in prefixes)
         there.update(prefixes)
@@ -57,7 +56,7 @@ def test_a_prefix_is_shared_if_an_earlier_request_of_the_target_has_it(some, rep
 def test_each_distinct_token_of_a_target_is_moved_once(some, replicas):
     placed = place(some, replicas, **PLENTY)
     distinct = {
-        (branch(one), tuple(one.request.tokens[:end])) for one in placed for end in range(1, one.request.kv_tokens + 1)
+        (branch(one), tuple(in_kv(one.request)[:end])) for one in placed for end in range(1, one.request.kv_tokens + 1)
     }
     assert sum(one.request.kv_tokens - one.shared for one in placed) == len(distinct)
 
@@ -66,7 +65,7 @@ def test_each_distinct_token_of_a_target_is_moved_once(some, replicas):
 @given(SOME, st.integers(1, 3), st.integers(0, 40), st.integers(0, 5), st.booleans())
 def test_what_does_not_fit_stays_behind_and_nothing_is_lost(some, replicas, tokens, rows, sharing):
     placed = place(some, replicas, tokens=tokens, rows=rows, sharing=sharing, costs=None)
-    assert [one.request.req for one in placed] == [one.req for one in some]
+    assert [one.request.text.tolist() for one in placed] == [one.text.tolist() for one in some]
     assert [one.target for one in placed] == assign(some, replicas)
     for replica in range(replicas):
         moved = [one for one in placed if one.target == replica and one.request.kv_tokens]
@@ -125,31 +124,6 @@ def test_requests_are_spread_evenly_and_by_their_length(some, replicas):
     limit = longest[-1].length if longest else 0  # what is longer than that is among the first to be dealt
     first = [targets[i] for i, one in enumerate(some) if one.length > limit]
     assert len(set(first)) == len(first)
-
-
-@settings(deadline=None)
-@given(requests())
-def test_tokens_in_kv_are_the_beginning_of_prompt_and_response(one):
-    whole = [*one.req.origin_input_ids, *one.req.output_ids]
-    assert one.length == len(whole)
-    assert list(one.tokens) == whole[: one.kv_tokens]
-
-
-def test_a_packed_request_leaves_what_belongs_to_its_process_behind():
-    handle = open(__file__)  # noqa: SIM115  (cannot be pickled, like a tokenizer or a metrics collector)
-    stats = SimpleNamespace(metrics_collector=handle, created=1.5)
-    reqs = [
-        SimpleNamespace(rid=rid, tokenizer=handle, metrics_collector=handle, time_stats=stats, output_ids=[n])
-        for n, rid in enumerate(("a", "b"))
-    ]
-    there = unpack(pack(reqs, {"b": 17}), source=3)
-    handle.close()
-    assert [(one.req.rid, one.req.output_ids, one.source, one.kv_tokens) for one in there] == [
-        ("a", [0], 3, 0),
-        ("b", [1], 3, 17),
-    ]
-    assert [one.req.tokenizer for one in there] == [None, None]
-    assert there[0].req.time_stats.created == 1.5
 
 
 def fake_req(rid, row, prompt, output, finished=False, holds_kv=True, committed=None):

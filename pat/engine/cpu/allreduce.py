@@ -10,14 +10,22 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from pat.engine.shared import allocate
+
 SLOT_BYTES = 4 << 20  # larger tensors go through gloo: their cost is bandwidth, not latency
 HEADER_BYTES = 4096
 SPINS_BEFORE_YIELD = 2000
+
+
+def mailbox_bytes(world: int) -> int:
+    """What the mailbox of a group of ``world`` ranks takes."""
+    return HEADER_BYTES + 2 * world * SLOT_BYTES
 
 
 class Mailbox:
@@ -29,11 +37,10 @@ class Mailbox:
 
     def __init__(self, path: Path, rank: int, world: int, timeout_s: float) -> None:
         self.path, self.rank, self.world, self.timeout_s = path, rank, world, timeout_s
-        size = HEADER_BYTES + 2 * world * SLOT_BYTES
+        size = mailbox_bytes(world)
         if rank == 0:
             temporary = path.with_name(f"{path.name}.tmp")  # not with_suffix: the leader's number is one
-            with open(temporary, "wb") as file:
-                file.truncate(size)
+            allocate(temporary, size)
             temporary.rename(path)
         deadline = time.monotonic() + timeout_s
         while not path.exists():
@@ -85,11 +92,17 @@ def supported() -> bool:
 
 
 class SharedMemoryCollectives:
-    """Hooks for GroupCoordinator.all_reduce / all_gather; one mailbox a group, made on first use."""
+    """Hooks for GroupCoordinator.all_reduce / all_gather; one mailbox a group."""
 
     def __init__(self, directory: Path, timeout_s: float) -> None:
         self.directory, self.timeout_s = directory, timeout_s
         self.boxes: dict[str, Mailbox] = {}
+
+    def open(self, groups: Iterable) -> None:
+        """Make the mailboxes of ``groups`` now, on all of their ranks: without room for one the start fails."""
+        for group in groups:
+            if group.world_size > 1:
+                self._box(group)
 
     def _box(self, group) -> Mailbox:
         name = f"{group.unique_name.replace(':', '_')}.{group.ranks[0]}"
