@@ -128,7 +128,7 @@ def run(requests: int, tokens: int, ranks: int, sizes: tuple[int, int], out: Pat
         "live_list_s": step,
     } | provenance.facts()
     out.mkdir(parents=True, exist_ok=True)
-    (out / "switch.json").write_text(json.dumps(document, indent=1) + "\n")
+    (out / "switch.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     Console(width=120).print(_table(document))
 
 
