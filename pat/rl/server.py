@@ -110,7 +110,7 @@ class Server:
         except TimeoutError:
             self.engine.tokenizer_manager.abort_request(rid=request_id)
             request.error = f"no answer within {self.settings.deadline_s:g} s (deadline_s)"
-            raise
+            raise TimeoutError(request.error) from None
         except Exception as error:
             request.error = f"{type(error).__name__}: {error}"
             raise

@@ -35,7 +35,8 @@ def test_requests_that_miss_the_deadline_end_the_job_with_their_number(tmp_path)
     raw = yaml.safe_load((ROOT / "config" / "ci.yaml").read_text())
     raw["rollout"] |= {"max_response": 900, "lengths": [4] * 15 + [900], "deadline_s": 2}
     output = failed(tmp_path, raw)
-    assert "iteration 1: 1 of 16 requests failed, first: no answer within 2 s (deadline_s)" in output
+    assert "iteration 1: 15 of 16 samples can be trained on" in output
+    assert "TimeoutError: no answer within 2 s (deadline_s)" in output
 
 
 REWARD = """
