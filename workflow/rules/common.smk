@@ -106,7 +106,7 @@ def kept(text):
     file = Path(".snakemake/pat-basis", hashlib.sha256(text.encode()).hexdigest()[:16])
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text + "\n", encoding="utf-8")
+        file.write_text(f"{text}\n", encoding="utf-8")
     return str(file)
 
 
