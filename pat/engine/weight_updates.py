@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from pat.engine import sglang_api as sg
+from pat.engine.parameters import Given, WeightsRefused
 from pat.engine.shared import shared_folder
-from pat.parameters import Given, WeightsRefused
 
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
 ANSWER_S = 1.0  # an answer arrives before the rank that sent it shows that it has nothing left

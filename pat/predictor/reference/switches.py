@@ -24,8 +24,8 @@ from typing import Any
 
 import polars as pl
 
+from pat.engine.parameters import Parameters
 from pat.model import ModelSpec
-from pat.parameters import Parameters
 from pat.predictor.reference.systems import Link
 
 # Rounded medians of `pat profile` (config/ci.yaml: tiny-qwen3, SGLang 0.5.23, two CPU cores). They are messages

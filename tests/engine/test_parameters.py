@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pat.engine.cpu import environment
-from pat.parameters import Given, Parameters, WeightsRefused
+from pat.engine.parameters import Given, Parameters, WeightsRefused
 
 environment.prepare()  # before anything imports transformers
 
