@@ -53,6 +53,7 @@ class TokenizerManager(sg.TokenizerManager):
         self.buckets: set[str] = set()
         self.undefined: set[str] = set()  # parameters that are neither the old nor the new ones
         self.failure = ""  # why
+        self.updating = False  # whether an update is about to load them
         self.released: set[str] = set()  # kinds of memory that the ranks have given back
         self.sent = 0  # requests that went to the ranks, ever
         super().__init__(server_args, port_args)
@@ -87,7 +88,8 @@ class TokenizerManager(sg.TokenizerManager):
     async def generate_request(self, obj, request=None):
         refusals.check_request(obj)
         self.check_memory()
-        self.check_weights_defined()
+        if not self.updating:  # else it waits for the new weights, as in SGLang
+            self.check_weights_defined()
         answers = super().generate_request(obj, request)
         try:
             while True:
@@ -205,11 +207,11 @@ class TokenizerManager(sg.TokenizerManager):
         async with self.at_base():
             flush, obj.flush_cache = obj.flush_cache, obj.flush_cache and self.is_pause
             self.undefined |= names
-            self.failure = f"an update from {obj.model_path} has not ended"
+            self.failure, self.updating = f"an update from {obj.model_path} has not ended", True
             try:
                 done = await self.watch.outlive(super()._wait_for_model_update_from_disk(obj))
             finally:
-                obj.flush_cache = flush
+                obj.flush_cache, self.updating = flush, False
             if not done[0]:
                 failed = "; ".join(said for said in done[1].split(" | ") if "rank" in said) or done[1]
                 self.failure = f"an update failed ({failed})"

@@ -200,3 +200,10 @@ def ids(outputs):
 
 def logprobs(output):
     return [entry[0] for entry in output["meta_info"]["output_token_logprobs"]]
+
+
+def update_of(path):
+    """The message by which weights come from a checkpoint."""
+    from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
+
+    return UpdateWeightFromDiskReqInput(model_path=path)

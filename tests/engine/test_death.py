@@ -16,7 +16,7 @@ from pat.engine.board import Board
 from pat.engine.errors import EngineDead
 from pat.engine.shared import shared_folder
 from pat.policy import Threshold
-from tests.engine.conftest import Driver, family, jobs, start
+from tests.engine.conftest import Driver, family, jobs, start, update_of
 
 pytestmark = pytest.mark.engine
 
@@ -159,12 +159,6 @@ def test_a_killed_rank_ends_all_that_waits_in_a_loop_with_a_policy(victim):
     outcomes = engine.loop.run_until_complete(run())
     assert time.monotonic() - victim.killed < WITHIN_S
     assert all(isinstance(outcome, EngineDead) and "rank 0 " in str(outcome) for outcome in outcomes[:-1])
-
-
-def update_of(path):
-    from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
-
-    return UpdateWeightFromDiskReqInput(model_path=path)
 
 
 def test_the_death_of_the_controller_is_told_in_any_event_loop(victim):

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from pat.engine.controller import Controller
 from pat.policy import Threshold
-from tests.engine.conftest import Driver, Reference, family, ids, jobs, logprobs, start
+from tests.engine.conftest import Driver, Reference, family, ids, jobs, logprobs, start, update_of
 
 pytestmark = pytest.mark.engine
 
@@ -128,6 +128,27 @@ def test_a_tensor_given_twice_is_refused(driver):
     done, message = driver.engine.update_weights_from_tensor([*driver.tensors[1], driver.tensors[1][0]])
     assert (done, message) == (False, f"{driver.tensors[1][0][0]} is there twice. Nothing was loaded.")
     answers(driver, 0)
+
+
+def test_requests_that_are_sent_while_weights_are_loaded_wait_for_the_new_ones(driver):
+    engine, (job,) = driver.engine, jobs((12,))
+    expected = [reference.greedy(job.prompt, job.tokens) for reference in driver.references]
+
+    async def sent_meanwhile(which):
+        request = update_of(driver.folders[which])
+        update = asyncio.ensure_future(engine.tokenizer_manager.update_weights_from_disk(request))
+        work = []
+        while not update.done():
+            if engine.tokenizer_manager.updating and len(work) < 20:
+                work.append(asyncio.ensure_future(driver.request(job, 0.0)))
+            await asyncio.sleep(0.001)
+        assert update.result()[0]
+        return await asyncio.gather(*work)
+
+    for which in (1, 0):
+        outputs = ids(engine.loop.run_until_complete(asyncio.wait_for(sent_meanwhile(which), 60)))
+        assert outputs
+        assert outputs == [expected[which]] * len(outputs)
 
 
 def test_ways_around_the_check_are_closed(driver):
