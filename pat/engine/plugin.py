@@ -91,7 +91,7 @@ def _build_groups(settings: Settings, mail: SharedMemoryCollectives | None):
         backend = "gloo" if settings.one_device else backend
         groups.build(settings, backend=backend, server_args=server_args, gpu_id=gpu_id)
         if mail:
-            mail.open(groups.current().all())
+            mail.connect(groups.current().all())
 
     return around
 

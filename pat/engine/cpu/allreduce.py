@@ -98,7 +98,7 @@ class SharedMemoryCollectives:
         self.directory, self.timeout_s = directory, timeout_s
         self.boxes: dict[str, Mailbox] = {}
 
-    def open(self, groups: Iterable) -> None:
+    def connect(self, groups: Iterable) -> None:
         """Make the mailboxes of ``groups`` now, on all of their ranks: without room for one the start fails."""
         for group in groups:
             if group.world_size > 1:
