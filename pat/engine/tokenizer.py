@@ -168,7 +168,8 @@ class TokenizerManager(sg.TokenizerManager):
         deadline = time.monotonic() + timeout_s
         while True:
             last = time.monotonic() >= deadline
-            if last or self.is_pause or not self.rid_to_state:  # else some rank is busy, and would log that
+            # Else some rank is busy, and would log that. To a caller that keeps requests waiting they are no reason.
+            if last or switching is None or self.is_pause or not self.rid_to_state:
                 async with switching or contextlib.nullcontext():
                     answers = await self.flush_cache_communicator(sg.FlushCacheReqInput())
                 failed = next((answer for answer in answers if not answer.success), None)
