@@ -77,9 +77,8 @@ def test_a_loop_that_stands_still_around_a_switch(engine, stream):
     run(engine, engine.async_switch(1))
 
 
+@pytest.mark.parametrize("engine", [False], indirect=True, ids=["text"])
 def test_a_detokenizer_that_stands_still_around_a_switch(engine):
-    if engine.server_args.skip_tokenizer_init:
-        pytest.skip("tokens do not pass the detokenizer")
     static = run(engine, gather(engine, True))
     pid = next(p.pid for p in engine.watch._started.values() if "detokenizer" in engine.watch._names[p.pid])
 
