@@ -20,7 +20,7 @@ from pat.engine.parameters import Parameters, WeightsRefused
 from pat.engine.sampling import next_sample
 from pat.engine.shared import is_shared_folder
 from pat.engine.unsupported import BY_RANK, refusing
-from pat.engine.watch import Watch, ring_all
+from pat.engine.watch import Communicator, Watch, ring_all
 
 log = logging.getLogger(__name__)
 
@@ -289,19 +289,6 @@ class TokenizerManager(sg.TokenizerManager):
             if saved and "weights" in tags:
                 self.undefined |= self.parameters.required
                 self.failure = "their memory was released"
-
-
-class Communicator:
-    """One of SGLang's fan-outs to all schedulers, whose answers are not waited for longer than the engine lives."""
-
-    def __init__(self, watch: Watch, communicator) -> None:
-        self.watch, self.communicator = watch, communicator
-
-    async def __call__(self, obj):
-        return await self.watch.outlive(self.communicator(obj))
-
-    def __getattr__(self, name: str):
-        return getattr(self.communicator, name)
 
 
 class Signals(sg.SignalHandler):

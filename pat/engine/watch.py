@@ -224,6 +224,19 @@ class Watch:
         return Ending.of(name, pid, pid in ranks, self.folder, exitcode)
 
 
+class Communicator:
+    """One of SGLang's fan-outs to all schedulers, whose answers are not waited for longer than the engine lives."""
+
+    def __init__(self, watch: Watch, communicator) -> None:
+        self.watch, self.communicator = watch, communicator
+
+    async def __call__(self, obj):
+        return await self.watch.outlive(self.communicator(obj))
+
+    def __getattr__(self, name: str):
+        return getattr(self.communicator, name)
+
+
 def _note_end() -> None:
     global _last_end
     _last_end = time.monotonic()
