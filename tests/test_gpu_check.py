@@ -43,7 +43,7 @@ def fakes(monkeypatch, tmp_path):
 
 
 PAT = "give({'decode': [], 'switches': [], 'graph_memory_bytes': {'1': 5}})"
-STOCK = "give({'decode': [{'engine': 'stock', 'tp': plan['tp'], 'batch': 1, 'step_ms': 2.0}]})"
+STOCK = "give({'decode': [{'engine': 'stock', 'tp': plan['tp'], 'batch': 1, 'step_ms': [2.0, 2.5]}]})"
 ROWS = [
     {"name": "a", "outcome": "passed", "seconds": 1.0, "message": ""},
     {"name": "b", "outcome": "skipped", "seconds": 0.0, "message": "needs two GPUs"},
@@ -85,6 +85,12 @@ def test_what_fails_or_takes_too_long_is_named_and_the_rest_goes_on(fakes, monke
     assert "failed: b" in capsys.readouterr().out
 
 
+def test_tests_that_were_all_skipped_are_no_success(fakes, tmp_path):
+    fakes(pat=PAT, stock=STOCK, tests=TESTS.replace("'passed'", "'skipped'"))
+    assert not gpu_check.run(tmp_path / "out.json", cpu=True)
+    assert read(tmp_path / "out.json").parts[-1].why == "no test passed: each was skipped or failed"
+
+
 def test_nothing_starts_after_the_deadline(fakes, tmp_path):
     fakes(pat=PAT, stock=STOCK, tests=TESTS)
     assert not gpu_check.run(tmp_path / "out.json", cpu=True, minutes=0)
@@ -115,6 +121,7 @@ def test_the_check_itself_on_a_cpu(tmp_path):
     assert {(row.engine, row.tp, row.batch) for row in report.decode} == {
         (engine, tp, batch) for engine in ("pat", "stock") for tp in (1, 2) for batch in (1, 4)
     }
+    assert all(len(row.step_ms) == 2 for row in report.decode)
     assert [(one.tp_from, one.tp_to) for one in report.switches] == [(1, 2), (2, 1)] * 2
     assert all(one.unfinished for one in report.switches)
     assert all(abs(sum(one.phases.values()) - one.phases["exchange"] - one.total_s) < 1e-6 for one in report.switches)

@@ -136,11 +136,11 @@ class _Check:
         where = [str(file.with_name("test_device.py") if self.cpu else file)]
         plan = {"tests": where, "marker": "not gpu" if self.cpu else "gpu", "lines": str(lines)}
         self._part("tests", folder, plan)
-        return (
-            [Test.model_validate_json(line) for line in lines.read_text(encoding="utf-8").splitlines()]
-            if lines.exists()
-            else []
-        )
+        rows = lines.read_text(encoding="utf-8").splitlines() if lines.exists() else []
+        found = [Test.model_validate_json(row) for row in rows]
+        if self.parts[-1].outcome == "done" and not any(test.outcome == "passed" for test in found):
+            self.parts[-1] = Part(name="tests", outcome="failed", why="no test passed: each was skipped or failed")
+        return found
 
     def _part(self, part: str, folder: Path, plan: dict, name: str | None = None) -> dict | None:
         """What a process of its own has found; None if it failed or took too long."""

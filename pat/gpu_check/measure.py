@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -37,11 +38,15 @@ async def generate(engine, requests: int, tokens: int) -> float:
     return time.monotonic() - begin
 
 
-async def step_ms(engine, requests: int, repeats: int) -> float:
-    """Milliseconds of a decode step with ``requests`` requests: the least of some repeats, after a first one."""
+async def step_ms(engine, requests: int, repeats: int) -> list[float]:
+    """Milliseconds of a decode step with ``requests`` requests in each of some repeats, after a first one."""
     await generate(engine, requests, SHORT)
     runs = [await generate(engine, requests, LONG) - await generate(engine, requests, SHORT) for _ in range(repeats)]
-    return 1e3 * max(min(runs), 0.0) / (LONG - SHORT)
+    return [1e3 * seconds / (LONG - SHORT) for seconds in runs]
+
+
+def told(milliseconds: list[float]) -> str:
+    return f"{statistics.median(milliseconds):.2f} ({min(milliseconds):.2f} to {max(milliseconds):.2f}) ms a step"
 
 
 def pat(plan: dict) -> dict:
@@ -59,7 +64,7 @@ def pat(plan: dict) -> dict:
             for batch in plan["batches"]:
                 milliseconds = await step_ms(engine, batch * (ranks // tp), plan["repeats"])
                 found["decode"].append({"engine": "pat", "tp": tp, "batch": batch, "step_ms": milliseconds})
-                print(f"pat, tp {tp}, batch {batch}: {milliseconds:.2f} ms a step", flush=True)
+                print(f"pat, tp {tp}, batch {batch}: {told(milliseconds)}", flush=True)
         await engine.async_switch(sizes[0])
         work = asyncio.ensure_future(generate(engine, plan["batches"][-1] * ranks, plan["switch_tokens"]))
         while not engine.progress()[0] and not work.done():
@@ -98,7 +103,7 @@ def stock(plan: dict) -> dict:
         for batch in plan["batches"]:
             milliseconds = engine.loop.run_until_complete(step_ms(engine, batch, plan["repeats"]))
             decode.append({"engine": "stock", "tp": tp, "batch": batch, "step_ms": milliseconds})
-            print(f"stock SGLang, tp {tp}, batch {batch}: {milliseconds:.2f} ms a step", flush=True)
+            print(f"stock SGLang, tp {tp}, batch {batch}: {told(milliseconds)}", flush=True)
     finally:
         engine.shutdown()
     return {"decode": decode}

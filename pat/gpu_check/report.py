@@ -30,12 +30,15 @@ class Test(_Strict):
 
 
 class Decode(_Strict):
-    """A decode step of one replica, milliseconds; ``stock``: SGLang's own engine at this size."""
+    """Decode steps of one replica; ``stock``: SGLang's own engine at this size.
+
+    step_ms: milliseconds a step in each repeat, in order; below 0 is noise that is larger than what was measured.
+    """
 
     engine: Literal["pat", "stock"]
     tp: int
     batch: int
-    step_ms: float
+    step_ms: list[float]
 
 
 class Switch(_Strict):
