@@ -189,17 +189,19 @@ class TokenizerManager(sg.TokenizerManager):
     async def update_weights_from_disk(self, obj, request=None):
         if obj.load_format is None and self.config_value("load_format") == "dummy":
             obj.load_format = "auto"  # the weights that it started with came from no file, these do
-        return await super().update_weights_from_disk(obj, request)
+        update = asyncio.ensure_future(super().update_weights_from_disk(obj, request))
+        try:
+            return await asyncio.shield(update)
+        except asyncio.CancelledError:
+            if not self.updating:
+                update.cancel()
+            raise  # one that has begun goes on to its end, and keeps new requests waiting as long
 
     async def _wait_for_model_update_from_disk(self, obj):
         """SGLang calls it when no request is unfinished, and keeps new ones waiting; or while it is paused.
 
-        Refused before anything is written if the files do not hold the model's parameters. To its end even if who
-        asked for it does not wait.
+        Refused before anything is written if the files do not hold the model's parameters.
         """
-        return await asyncio.shield(asyncio.ensure_future(self._update_from_disk(obj)))
-
-    async def _update_from_disk(self, obj):
         self.watch.check()  # first: of a dead engine nothing else matters
         try:
             names = await asyncio.to_thread(self._check_files, obj.model_path, obj.load_format)
@@ -211,17 +213,17 @@ class TokenizerManager(sg.TokenizerManager):
             self.failure, self.updating = f"an update from {obj.model_path} has not ended", True
             try:
                 done = await self.watch.outlive(super()._wait_for_model_update_from_disk(obj))
+                if not done[0]:
+                    failed = "; ".join(said for said in done[1].split(" | ") if "rank" in said) or done[1]
+                    self.failure = f"an update failed ({failed})"
+                    return False, f"{failed}. The weights are undefined until all of them are loaded.", done[2]
+                self.undefined -= names
+                # Not together with the update: an answer can arrive here before the rank that sent it is idle.
+                if flush and not self.is_pause and not (await self._flush(FLUSH_S)).success:
+                    return False, f"the cache of the old weights could not be flushed within {FLUSH_S:g} s", done[2]
+                return done
             finally:
                 obj.flush_cache, self.updating = flush, False
-            if not done[0]:
-                failed = "; ".join(said for said in done[1].split(" | ") if "rank" in said) or done[1]
-                self.failure = f"an update failed ({failed})"
-                return False, f"{failed}. The weights are undefined until all of them are loaded.", done[2]
-            self.undefined -= names
-            # Not together with the update: an answer can arrive here before the rank that sent it is idle.
-            if flush and not self.is_pause and not (await self._flush(FLUSH_S)).success:
-                return False, f"the cache of the old weights could not be flushed within {FLUSH_S:g} s", done[2]
-            return done
 
     def _check_files(self, path: str, load_format: str) -> frozenset[str]:
         """Names of the parameters in a checkpoint. Raises WeightsRefused if they are not the model's."""

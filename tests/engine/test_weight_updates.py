@@ -242,22 +242,45 @@ def test_a_failure_of_a_rank_that_answers_nobody_is_told_too(model_folder):
         engine.shutdown()
 
 
-def test_an_update_that_nobody_waits_for_ends_nevertheless(driver):
-    engine = driver.engine
+@pytest.mark.parametrize("way", ["disk", "tensors"])
+def test_an_update_that_nobody_waits_for_ends_nevertheless(driver, way):
+    engine, (job,) = driver.engine, jobs((12,))
     engine.switch(2)
 
     async def given_up():
         fault = {"rank": 1, "phase": f"load {UP}", "kind": "delay", "seconds": 1}
         engine.settings.path.joinpath("fault").write_text(json.dumps(fault))
+        if way == "disk":
+            update = engine.tokenizer_manager.update_weights_from_disk(update_of(driver.folders[1]))
+        else:
+            update = engine.async_update_weights_from_tensor(driver.tensors[1])
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(engine.async_update_weights_from_tensor(driver.tensors[1]), 0.7)
-        with pytest.raises(RuntimeError, match="has not ended"):
-            await engine.async_generate(input_ids=[5, 6, 7])
-        await engine.async_switch(2)  # waits for it
+            await asyncio.wait_for(update, 0.7)
+        assert engine.tokenizer_manager.updating
+        return await asyncio.gather(driver.request(job, 0.0), driver.request(job, 0.0))
 
-    engine.loop.run_until_complete(given_up())
-    answers(driver, 1)
+    # What comes meanwhile waits for the new weights.
+    outputs = engine.loop.run_until_complete(asyncio.wait_for(given_up(), 60))
+    assert ids(outputs) == [driver.references[1].greedy(job.prompt, job.tokens)] * 2
     assert engine.update_weights_from_disk(driver.folders[0])[0]
+    answers(driver, 0)
+
+
+def test_an_update_that_has_not_begun_can_be_called_off(driver):
+    engine, requests = driver.engine, jobs((60, 40))
+
+    async def called_off():
+        work = [asyncio.ensure_future(driver.request(job, 0.0)) for job in requests]
+        while engine.in_flight < 2:
+            await asyncio.sleep(0.001)
+        with pytest.raises(TimeoutError):  # it waits for them
+            await asyncio.wait_for(
+                engine.tokenizer_manager.update_weights_from_disk(update_of(driver.folders[1])), 0.01
+            )
+        return await asyncio.gather(*work)
+
+    outputs = engine.loop.run_until_complete(asyncio.wait_for(called_off(), 60))
+    assert ids(outputs) == [driver.references[0].greedy(job.prompt, job.tokens) for job in requests]
     answers(driver, 0)
 
 
