@@ -13,7 +13,7 @@ from functools import cache
 import torch
 
 Parts = tuple[tuple[int, int], ...]  # (first row, rows) of each part, in the order in which a kernel wants them
-CHUNK_BYTES = 64 << 20  # of memory that a change of order takes
+CHUNK_BYTES = 8 << 20  # of memory that a change of order takes
 
 
 def order(rows: int, parts: Parts) -> torch.Tensor:
